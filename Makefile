@@ -1,0 +1,44 @@
+# make demo   train the default model on the built-in pictures and print its score
+# make test   run the test suite
+# make lint   ruff and mypy
+# Each sets up .venv first, once.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+
+.PHONY: demo test lint clean
+
+demo: $(VENV)/installed
+	@echo "Training the default model on 216 drawn pictures; this takes about a minute."
+	@$(BIN)/clipctl train
+	@echo
+	@echo "In this directory, clipctl is $(BIN)/clipctl"
+
+test: $(VENV)/installed-dev
+	@echo "Running the tests."
+	@$(BIN)/python -m pytest -q -n 2
+
+lint: $(VENV)/installed-dev
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+clean:
+	rm -rf $(VENV)
+
+$(BIN)/python:
+	@echo "Making a virtual environment in $(VENV)."
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "clipctl needs Python 3.11 or newer: make PYTHON=python3.11 ...")'
+	@$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
+	@echo "Installing clipctl and what it needs (torch is about 200 MB)."
+	@$(PIP) --editable .
+	@touch $@
+
+$(VENV)/installed-dev: $(VENV)/installed
+	@echo "Installing the test tools."
+	@$(PIP) --editable '.[test,dev]'
+	@touch $@

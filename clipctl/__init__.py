@@ -1,0 +1,3 @@
+"""clipctl: train CLIP models on the machine you own."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,3 @@
+from clipctl.cli.app import main
+
+main()

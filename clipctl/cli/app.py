@@ -1,0 +1,89 @@
+"""The command line: one app, one place where errors become words and exit codes."""
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+import clipctl
+from clipctl.cli import train
+from clipctl.cli.render import prose
+from clipctl.errors import ClipctlError, ExitCode
+
+
+class Commands(TyperGroup):
+    """Turns every failure into `error:` and `hint:` lines and an exit code. CLIPCTL_DEBUG=1 shows the traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except ClipctlError as error:
+            _show_traceback()
+            for problem in error.problems:
+                _print_problem(str(problem), problem.hint)
+            raise typer.Exit(error.exit_code) from None
+        except KeyboardInterrupt:
+            _print_problem("interrupted", None)
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        except BrokenPipeError:  # the reader of our output has left, as `| head` does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(ExitCode.FAILURE) from None
+        except OSError as error:
+            _show_traceback()
+            where = f": {error.filename}" if error.filename else ""
+            _print_problem(f"{error.strerror or error}{where}", None)
+            raise typer.Exit(ExitCode.FAILURE) from None
+        except (typer.Exit, typer.Abort):
+            raise
+        except Exception as error:
+            if type(error).__module__.startswith("typer."):  # usage errors, which Typer prints itself
+                raise
+            _show_traceback()
+            hint = "this is a mistake in clipctl; CLIPCTL_DEBUG=1 shows where, please report it"
+            _print_problem(f"{type(error).__name__}: {error}", hint)
+            raise typer.Exit(ExitCode.FAILURE) from None
+
+
+app = typer.Typer(
+    cls=Commands,
+    name="clipctl",
+    help="Train CLIP models on the machine you own.",
+    no_args_is_help=True,
+    add_completion=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("train")(train.train)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"clipctl {clipctl.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    app()
+
+
+def _print_problem(message: str, hint: str | None) -> None:
+    console = prose()
+    console.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    if hint:
+        console.print(f"hint: {hint}", style="cyan", markup=False, highlight=False, soft_wrap=True)
+
+
+def _show_traceback() -> None:
+    if os.environ.get("CLIPCTL_DEBUG"):
+        prose().print_exception()

@@ -1,0 +1,407 @@
+"""What a training run is asked to do: frozen sections, presets, and layers of settings resolved into one TrainConfig.
+
+Every setting has a dotted key (`optim.lr`). Layers of keys lie over each other (preset, YAML file, flags); each value is
+parsed by the type of its field, and all mistakes are reported together.
+"""
+
+import dataclasses
+import difflib
+import math
+import re
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from clipctl.errors import ConfigError, ConfigErrors
+
+CONFIG_FILE_LIMIT_BYTES = 1_000_000
+
+DeviceName = str  # "auto", "cpu", "mps", "cuda", "cuda:1"
+Precision = Literal["auto", "fp32", "bf16"]
+LossName = Literal["softmax", "sigmoid"]
+
+
+def bounded(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
+    """A field whose value, when there is one, lies between `low` and `high`, both included."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTowerConfig:
+    size_px: int = bounded(64, low=8, high=2048)
+    patch_px: int = bounded(8, low=1, high=256)
+    width: int = bounded(128, low=8, high=16384)
+    depth: int = bounded(4, low=1, high=200)
+    heads: int = bounded(4, low=1, high=256)
+
+    @property
+    def tokens(self) -> int:
+        """Patches and the class token."""
+        return (self.size_px // self.patch_px) ** 2 + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTowerConfig:
+    context: int = bounded(77, low=4, high=4096)
+    vocab_size: int | None = bounded(None, low=4, high=10_000_000)  # None: as many as the tokenizer has
+    width: int = bounded(128, low=8, high=16384)
+    depth: int = bounded(2, low=1, high=200)
+    heads: int = bounded(4, low=1, high=256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    image: ImageTowerConfig = ImageTowerConfig()
+    text: TextTowerConfig = TextTowerConfig()
+    embed_dim: int = bounded(128, low=4, high=16384)
+    activation: Literal["gelu", "quick_gelu"] = "gelu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    source: str = "synthetic"  # or synthetic:PAIRS
+    seed: int = bounded(0, low=0, high=2**32 - 1)  # of the drawn pictures; the training seed is train.seed
+    val_fraction: float = bounded(0.1, low=0.001, high=0.9)
+    max_shift: float = bounded(0.05, low=0.0, high=0.5)  # augmentation: random shift, as a share of the side
+    flip: bool = True  # augmentation: mirror, except where the caption says left or right
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    lr: float = bounded(1e-3, low=1e-9, high=10.0)  # peak, reached after the warm-up
+    weight_decay: float = bounded(0.1, low=0.0, high=10.0)
+    beta1: float = bounded(0.9, low=0.0, high=0.9999)
+    beta2: float = bounded(0.98, low=0.0, high=0.99999)
+    eps: float = bounded(1e-6, low=1e-12, high=1e-2)
+    warmup_steps: int | None = bounded(None, low=0, high=10**9)  # None: a tenth of the run
+    final_lr_share: float = bounded(0.01, low=0.0, high=1.0)  # the cosine ends at this share of the peak
+    grad_clip: float | None = bounded(1.0, low=1e-6, high=1e6)  # largest gradient norm; None: do not clip
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    epochs: int = bounded(60, low=1, high=1_000_000)
+    steps: int | None = bounded(None, low=1, high=10**12)  # when given, the run ends after this many instead
+    batch_size: int = bounded(36, low=2, high=1_000_000)
+    seed: int = bounded(0, low=0, high=2**32 - 1)
+    loss: LossName = "softmax"
+    checkpoint_epochs: int = bounded(5, low=0, high=1_000_000)  # 0: only the best and the last
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    device: DeviceName = "auto"
+    precision: Precision = "auto"
+    threads: int | None = bounded(None, low=1, high=4096)  # None: chosen for this machine
+    workers: int | None = bounded(None, low=0, high=256)  # None: chosen for this machine and data
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    preset: str = "tiny"
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    train: LoopConfig = LoopConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
+
+
+# The defaults above are `tiny`. `small` is the size the notes measured, `base` the towers they list; both follow
+# their recipe (AdamW 3e-4, decay 0.01, 15 epochs of batch 12).
+_NOTES_RECIPE = {
+    "optim.lr": 3e-4,
+    "optim.weight_decay": 0.01,
+    "train.epochs": 15,
+    "train.batch_size": 12,
+}
+_NOTES_TOWERS = {
+    "model.image.size_px": 224,
+    "model.image.patch_px": 16,
+    "model.image.width": 768,
+    "model.image.heads": 12,
+    "model.text.width": 512,
+    "model.text.depth": 6,
+    "model.text.heads": 8,
+    "model.embed_dim": 512,
+}
+_LARGE_RECIPE = {"optim.lr": 5e-4, "optim.weight_decay": 0.2, "train.epochs": 30, "train.batch_size": 64}
+_OPENAI_VOCAB = {"model.text.vocab_size": 49_408}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "tiny": {},
+    "small": {**_NOTES_RECIPE, **_NOTES_TOWERS, "model.image.depth": 8},
+    "base": {**_NOTES_RECIPE, **_NOTES_TOWERS, "model.image.depth": 12},
+    "medium": {**_LARGE_RECIPE, **_NOTES_TOWERS, **_OPENAI_VOCAB, "model.image.depth": 12, "model.text.depth": 12},
+    "large": {
+        **_LARGE_RECIPE,
+        **_OPENAI_VOCAB,
+        "model.image.size_px": 224,
+        "model.image.patch_px": 14,
+        "model.image.width": 1024,
+        "model.image.depth": 24,
+        "model.image.heads": 16,
+        "model.text.width": 768,
+        "model.text.depth": 12,
+        "model.text.heads": 12,
+        "model.embed_dim": 768,
+    },
+    "huge": {
+        **_LARGE_RECIPE,
+        **_OPENAI_VOCAB,
+        "model.image.size_px": 224,
+        "model.image.patch_px": 14,
+        "model.image.width": 1280,
+        "model.image.depth": 32,
+        "model.image.heads": 16,
+        "model.text.width": 1024,
+        "model.text.depth": 24,
+        "model.text.heads": 16,
+        "model.embed_dim": 1024,
+    },
+}
+
+
+# --- from layers to a config ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Settings from one place. `origin` names it in error messages: a file, a flag."""
+
+    origin: str
+    values: Mapping[str, Any]  # dotted key -> value as found
+
+
+def resolve(layers: Sequence[Layer]) -> TrainConfig:
+    """One config from layers, later ones over earlier ones, over the preset that the last layer naming one names."""
+    problems: list[ConfigError] = []
+    preset = next((layer.values["preset"] for layer in reversed(layers) if "preset" in layer.values), "tiny")
+    if preset not in PRESETS:
+        problems.append(ConfigError(f"unknown preset {preset!r}", _suggestion(str(preset), list(PRESETS), "presets")))
+        preset = "tiny"
+    values: dict[str, Any] = {"preset": preset}
+    for layer in [Layer("preset", PRESETS[preset]), *layers]:
+        for key, raw in layer.values.items():
+            if key == "preset":
+                continue
+            leaf = LEAVES.get(key)
+            if leaf is None:
+                problems.append(ConfigError(f"unknown key {key}{_from(layer)}", _suggest_key(key)))
+                continue
+            try:
+                values[key] = leaf.parse(raw)
+            except ValueError as error:
+                problems.append(ConfigError(f"{key} must be {error}, got {raw!r}{_from(layer)}"))
+    problems += _contradictions(values)
+    if problems:
+        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    return typing.cast(TrainConfig, _build(TrainConfig, values, ""))
+
+
+def load_yaml(path: Path) -> Layer:
+    """The settings of a YAML file as a layer."""
+    try:
+        if path.stat().st_size > CONFIG_FILE_LIMIT_BYTES:
+            raise ConfigError(f"{path} is larger than 1 MB, which no config file is")
+        document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise ConfigError(f"no such config file: {path}", "examples/tiny.yaml shows what one looks like") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file in UTF-8") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise ConfigError(f"{path}{line} is not valid YAML: {getattr(error, 'problem', None) or 'unreadable'}") from None
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold keys and values, found a {type(document).__name__}")
+    return Layer(str(path), dict(_flatten(document, "")))
+
+
+def parse_assignments(assignments: Sequence[str]) -> Layer:
+    """`--set key=value` arguments as a layer."""
+    problems = [
+        ConfigError(f"--set {text!r} is not KEY=VALUE", "for example --set optim.lr=1e-3")
+        for text in assignments
+        if "=" not in text
+    ]
+    if problems:
+        raise ConfigErrors(problems)
+    pairs = (text.split("=", 1) for text in assignments)
+    return Layer("--set", {key.strip(): value.strip() for key, value in pairs})
+
+
+def to_dict(config: TrainConfig) -> dict[str, Any]:
+    return dataclasses.asdict(config)
+
+
+def from_dict(values: Mapping[str, Any], origin: str) -> TrainConfig:
+    """The config that `to_dict` or a saved config.yaml describes."""
+    return resolve([Layer(origin, dict(_flatten(values, "")))])
+
+
+def to_yaml(config: TrainConfig) -> str:
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+# --- one value ------------------------------------------------------------------------------------------------
+
+_SUFFIXES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
+
+
+def parse_count(text: str | float) -> int:
+    """A whole number as people write one: 1_000_000, 1e6, 10M, 1.2B, 8G. Raises ValueError."""
+    match = re.fullmatch(r"\s*([-+]?[\d_,.]+(?:[eE][-+]?\d+)?)\s*([kKmMgGbBtT]?)\s*", str(text))
+    if not match:
+        raise ValueError("a whole number such as 12, 1e6 or 10M")
+    try:
+        value = float(match[1].replace("_", "").replace(",", "")) * _SUFFIXES[match[2].upper()]
+    except ValueError:
+        raise ValueError("a whole number such as 12, 1e6 or 10M") from None
+    if not math.isfinite(value) or value != int(value):
+        raise ValueError("a whole number")
+    return int(value)
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One setting: how its values are written and which are allowed."""
+
+    kind: Any  # int, float, bool, str or a Literal
+    optional: bool
+    low: float | None
+    high: float | None
+
+    def parse(self, raw: Any) -> Any:
+        """The value that `raw` (from YAML, a flag or Python) stands for. Raises ValueError saying what is expected."""
+        if self.optional and (raw is None or str(raw).lower() in ("none", "null", "auto")):
+            return None
+        if typing.get_origin(self.kind) is Literal:
+            choices = typing.get_args(self.kind)
+            if raw not in choices:
+                raise ValueError(f"one of {', '.join(choices)}")
+            return raw
+        if self.kind is bool:
+            return _parse_bool(raw)
+        if self.kind is str:
+            if not isinstance(raw, str) or not raw:
+                raise ValueError("text")
+            return raw
+        return self._parse_number(raw)
+
+    def _parse_number(self, raw: Any) -> int | float:
+        if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+            raise ValueError("a number")
+        value: int | float
+        if self.kind is int:
+            value = parse_count(raw)
+        else:
+            try:
+                value = float(raw)
+            except ValueError:
+                raise ValueError("a number") from None
+        if not math.isfinite(value):
+            raise ValueError("a finite number")
+        if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
+            raise ValueError(f"between {self.low:g} and {self.high:g}")
+        return value
+
+
+def _parse_bool(raw: Any) -> bool:
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    try:
+        return words[str(raw).lower()]
+    except KeyError:
+        raise ValueError("true or false") from None
+
+
+# --- plumbing -------------------------------------------------------------------------------------------------
+
+
+def _sections(cls: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
+    hints = typing.get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        yield item.name, hints[item.name], item
+
+
+def _find_leaves(cls: type, prefix: str) -> Iterator[tuple[str, Leaf]]:
+    for name, kind, item in _sections(cls):
+        if dataclasses.is_dataclass(kind):
+            yield from _find_leaves(typing.cast(type, kind), f"{prefix}{name}.")
+            continue
+        optional = isinstance(kind, types.UnionType)
+        if optional:
+            kind = next(part for part in typing.get_args(kind) if part is not type(None))
+        yield f"{prefix}{name}", Leaf(kind, optional, item.metadata.get("low"), item.metadata.get("high"))
+
+
+LEAVES: dict[str, Leaf] = dict(_find_leaves(TrainConfig, ""))
+_SECTIONS = {key.rsplit(".", depth)[0] for key in LEAVES for depth in range(1, key.count(".") + 1)}
+
+
+def _flatten(document: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a nested document. Only known sections are entered, so that a hostile file cannot grow."""
+    for name, value in document.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key in _SECTIONS:
+            yield from _flatten(value, f"{key}.")
+        elif not (value is None and key in _SECTIONS):  # an empty section says nothing
+            yield key, value
+
+
+def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+    arguments = {}
+    for name, kind, _ in _sections(cls):
+        key = f"{prefix}{name}"
+        if dataclasses.is_dataclass(kind):
+            arguments[name] = _build(typing.cast(type, kind), values, f"{key}.")
+        elif key in values:
+            arguments[name] = values[key]
+    return cls(**arguments)
+
+
+def _contradictions(values: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Settings that are fine one by one but not together."""
+    config = _build(TrainConfig, values, "")
+    image, text = config.model.image, config.model.text
+    if image.size_px % image.patch_px:
+        yield ConfigError(
+            f"model.image.size_px {image.size_px} is not a multiple of model.image.patch_px {image.patch_px}",
+            f"the nearest that fits is {max(1, round(image.size_px / image.patch_px)) * image.patch_px}",
+        )
+    for name, tower in (("image", image), ("text", text)):
+        if tower.width % tower.heads:
+            fitting = [heads for heads in range(1, tower.width + 1) if tower.width % heads == 0]
+            nearest = min(fitting, key=lambda heads: abs(heads - tower.heads))
+            yield ConfigError(
+                f"model.{name}.width {tower.width} is not a multiple of model.{name}.heads {tower.heads}",
+                f"--set model.{name}.heads={nearest} would fit",
+            )
+
+
+def _from(layer: Layer) -> str:
+    return f" ({layer.origin})"
+
+
+def _suggestion(word: str, known: Sequence[str], noun: str) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"{noun}: {', '.join(known)}"
+
+
+def _suggest_key(key: str) -> str:
+    """A near key; else one whose last part is the same (`lr` for `optim.lr`); else the keys of that section."""
+    close = difflib.get_close_matches(key, LEAVES, n=1)
+    same_name = [known for known in LEAVES if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    if same_name or close:
+        return f"did you mean {(same_name or close)[0]}?"
+    section = key.split(".", 1)[0]
+    inside = [known for known in LEAVES if known.startswith(f"{section}.")]
+    return f"known keys: {', '.join(inside or LEAVES)}"

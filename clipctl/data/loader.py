@@ -1,0 +1,124 @@
+"""Pairs to batches, in this process or in workers."""
+
+import re
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from clipctl.config import DataConfig
+from clipctl.data.images import Pixels, augment
+from clipctl.data.sampling import EpochSampler
+from clipctl.data.tokenizers import CharacterTokenizer
+
+PREFETCH_BATCHES = 2
+
+_SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
+
+
+class Source(Protocol):
+    """Pictures with captions, by index. Workers get a copy, so it must pickle."""
+
+    def __len__(self) -> int: ...
+    def captions(self, index: int) -> Sequence[str]: ...
+    def picture(self, index: int, size_px: int) -> Image.Image: ...
+
+
+class Batch(NamedTuple):
+    images: Tensor  # (B, H, W, 3) uint8
+    tokens: Tensor  # (B, N) int64, N up to the context
+
+    def to(self, device: torch.device) -> "Batch":
+        return Batch(self.images.to(device, non_blocking=True), self.tokens.to(device, non_blocking=True))
+
+    @property
+    def memory_bytes(self) -> int:
+        return self.images.nbytes + self.tokens.nbytes
+
+
+class PictureCache:
+    """Decoded pictures, kept until `limit_bytes` are used. Each process has its own."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._room_bytes = limit_bytes
+        self._pixels: dict[int, Pixels] = {}
+
+    def get(self, source: Source, index: int, size_px: int) -> Pixels:
+        pixels = self._pixels.get(index)
+        if pixels is None:
+            pixels = np.asarray(source.picture(index, size_px))
+            if pixels.nbytes <= self._room_bytes:
+                self._pixels[index] = pixels
+                self._room_bytes -= pixels.nbytes
+        return pixels
+
+
+class PairDataset(Dataset[tuple[Pixels, "np.ndarray[tuple[int], np.dtype[np.int64]]"]]):
+    """One augmented pair for each key (epoch, index); what is random about it is f(seed, epoch, index)."""
+
+    def __init__(
+        self, source: Source, tokenizer: CharacterTokenizer, config: DataConfig, size_px: int, seed: int, cache_bytes: int
+    ) -> None:
+        self._source, self._tokenizer, self._config = source, tokenizer, config
+        self._size_px, self._seed = size_px, seed
+        self._cache = PictureCache(cache_bytes)
+
+    def __getitem__(self, key: tuple[int, int]) -> "tuple[Pixels, np.ndarray[tuple[int], np.dtype[np.int64]]]":
+        epoch, index = key
+        rng = np.random.default_rng([self._seed, epoch, index])
+        captions = self._source.captions(index)
+        caption = captions[rng.integers(len(captions))]
+        pixels = self._cache.get(self._source, index, self._size_px)
+        # A mirrored picture would make "on the left" a lie.
+        flip = self._config.flip and not _SIDES.search(caption)
+        pixels = augment(pixels, rng, max_shift=self._config.max_shift, flip=flip)
+        return pixels, self._tokenizer.encode(caption)
+
+
+class Collate:
+    """Stacks pairs. Unless `fixed_length`, tokens are cut to the longest caption: padding behind the end has no effect."""
+
+    def __init__(self, *, fixed_length: bool) -> None:
+        self._fixed_length = fixed_length
+
+    def __call__(self, pairs: list[tuple[Pixels, "np.ndarray[tuple[int], np.dtype[np.int64]]"]]) -> Batch:
+        images = np.stack([pixels for pixels, _ in pairs])
+        tokens = np.stack([ids for _, ids in pairs])
+        if not self._fixed_length:
+            tokens = tokens[:, : int(tokens.argmax(axis=1).max()) + 1]
+        return Batch(torch.from_numpy(images), torch.from_numpy(np.ascontiguousarray(tokens)))
+
+
+class TrainLoader:
+    """The batches of an epoch, from any batch on. Workers are started once and kept."""
+
+    def __init__(self, dataset: PairDataset, sampler: EpochSampler, *, workers: int, fixed_length: bool) -> None:
+        self._sampler = sampler
+        self._loader: DataLoader[Batch] = DataLoader(
+            dataset,
+            batch_sampler=sampler,  # type: ignore[arg-type]  # keys are (epoch, index) pairs
+            collate_fn=Collate(fixed_length=fixed_length),
+            num_workers=workers,
+            persistent_workers=workers > 0,
+            prefetch_factor=PREFETCH_BATCHES if workers else None,
+            # Spawned workers inherit no threads and no locks, and behave the same on every system.
+            multiprocessing_context="spawn" if workers else None,
+            # Without a generator of its own, a loader draws from the global one and shifts everything after it.
+            generator=torch.Generator(),
+        )
+
+    def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
+        self._sampler.start(epoch, first_batch)
+        return iter(self._loader)
+
+
+def validation_batches(source: Source, tokenizer: CharacterTokenizer, size_px: int, batch_size: int) -> list[Batch]:
+    """The whole held-out set, as it is, in order."""
+    collate = Collate(fixed_length=True)
+    indices = range(len(source))
+    pairs = [(np.asarray(source.picture(i, size_px)), tokenizer.encode(source.captions(i)[0])) for i in indices]
+    return [collate(pairs[start : start + batch_size]) for start in range(0, len(pairs), batch_size)]

@@ -1,0 +1,69 @@
+"""Everything that can go wrong in words a user can act on, and the exit code it ends with."""
+
+from collections.abc import Sequence
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    OK = 0
+    FAILURE = 1
+    USAGE = 2  # usage, configuration or data
+    CHECK = 3  # a check failed: damaged checkpoint, nothing fits
+    DEVICE = 4  # device unavailable or out of memory
+    INTERRUPTED = 130  # Ctrl-C
+    TERMINATED = 143  # SIGTERM
+
+
+class ClipctlError(Exception):
+    """What went wrong (naming the thing and its value) and, where there is one, the way out."""
+
+    exit_code = ExitCode.FAILURE
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(message)
+        self.hint = hint
+
+    @property
+    def problems(self) -> Sequence["ClipctlError"]:
+        """The single errors to print; most errors are one."""
+        return (self,)
+
+
+class ConfigError(ClipctlError):
+    exit_code = ExitCode.USAGE
+
+
+class ConfigErrors(ConfigError):
+    """Several mistakes in one configuration, reported together."""
+
+    def __init__(self, problems: Sequence[ConfigError]) -> None:
+        super().__init__("; ".join(str(problem) for problem in problems))
+        self._problems = tuple(problems)
+
+    @property
+    def problems(self) -> Sequence[ClipctlError]:
+        return self._problems
+
+
+class DataError(ClipctlError):
+    exit_code = ExitCode.USAGE
+
+
+class RunError(ClipctlError):
+    """A run directory that exists already, does not exist, or cannot be used."""
+
+    exit_code = ExitCode.USAGE
+
+
+class CheckpointError(ClipctlError):
+    """A checkpoint that is damaged, incomplete, or of a newer schema."""
+
+    exit_code = ExitCode.CHECK
+
+
+class DeviceError(ClipctlError):
+    exit_code = ExitCode.DEVICE
+
+
+class TrainingError(ClipctlError):
+    """Training itself cannot go on."""

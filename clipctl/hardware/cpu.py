@@ -1,0 +1,65 @@
+"""The processor: how many cores this process may really use, and how many threads and workers suit them. No torch."""
+
+import math
+import os
+import platform
+from pathlib import Path
+
+import psutil
+
+CGROUP_ROOT = Path("/sys/fs/cgroup")
+
+
+def name() -> str:
+    """What the processor calls itself."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine() or "cpu"
+
+
+def usable_cores() -> int:
+    """Cores this process may use at once: physical ones, within its affinity and its container's quota."""
+    logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
+    physical = psutil.cpu_count(logical=False) or logical
+    quota = cgroup_quota_cores(CGROUP_ROOT)
+    limits = [logical, physical] + ([max(1, math.floor(quota))] if quota else [])
+    return max(1, min(limits))
+
+
+def cgroup_quota_cores(root: Path) -> float | None:
+    """CPU time a container may take per unit of time, as Docker's --cpus sets it; None where there is no limit."""
+    try:
+        quota, period = (root / "cpu.max").read_text().split()  # version 2
+    except (OSError, ValueError):
+        try:
+            quota = (root / "cpu/cpu.cfs_quota_us").read_text().strip()  # version 1
+            period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
+        except OSError:
+            return None
+    if quota in ("max", "-1"):
+        return None
+    return int(quota) / int(period)
+
+
+def choose_threads(asked: int | None) -> tuple[int, str]:
+    """Threads for one operation, and why."""
+    if asked is not None:
+        return asked, "as asked"
+    cores = usable_cores()
+    return cores, f"one for each of {cores} usable cores"
+
+
+def choose_workers(asked: int | None, *, on_accelerator: bool, cached: bool) -> tuple[int, str]:
+    """Processes that prepare batches, and why."""
+    if asked is not None:
+        return asked, "as asked"
+    if cached:
+        return 0, "all pictures fit in memory, so no process is needed to prepare them"
+    spare = usable_cores() - 1
+    if on_accelerator:
+        return min(4, max(1, spare)), "the accelerator computes while they decode"
+    return min(4, max(1, spare // 2)), "few, because they take cores from the computation"

@@ -1,0 +1,41 @@
+"""How much memory there is and how much is taken. No torch."""
+
+import sys
+from pathlib import Path
+
+import psutil
+
+from clipctl.hardware.cpu import CGROUP_ROOT
+
+
+def available_bytes() -> int:
+    """What this process can still take: the system's free memory, or less inside a container with a limit."""
+    free = psutil.virtual_memory().available
+    limit = cgroup_free_bytes(CGROUP_ROOT)
+    return free if limit is None else min(free, limit)
+
+
+def cgroup_free_bytes(root: Path) -> int | None:
+    """What a container's limit leaves; None where there is no limit."""
+    for limit_file, usage_file in (
+        ("memory.max", "memory.current"),  # version 2
+        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # version 1
+    ):
+        try:
+            limit = (root / limit_file).read_text().strip()
+            used = int((root / usage_file).read_text())
+        except (OSError, ValueError):
+            continue
+        # Version 1 writes "no limit" as a number near 2^63.
+        return None if limit == "max" or int(limit) > 1 << 60 else max(0, int(limit) - used)
+    return None
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held."""
+    if sys.platform == "win32":
+        return int(psutil.Process().memory_info().peak_wset)
+    import resource
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB

@@ -1,0 +1,82 @@
+"""What the machine is doing right now, as far as the system tells without root. No torch.
+
+A value that cannot be read is None and never a guess.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from clipctl.hardware.memory import available_bytes
+
+POWERCAP_ENERGY = Path("/sys/class/powercap/intel-rapl:0/energy_uj")  # AMD processors use the same name
+POWER_SUPPLY = Path("/sys/class/power_supply")
+_TEMPERATURE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpitz")
+
+
+class SystemSensors:
+    """Reads loads since the previous reading; the first one, made here, only starts the clock."""
+
+    def __init__(self, *, with_children: bool) -> None:
+        self._process = psutil.Process()
+        self._with_children = with_children
+        self._energy_uj: int | None = None
+        self._process.cpu_percent()
+        psutil.cpu_percent(percpu=True)
+
+    def read(self, interval_s: float) -> dict[str, Any]:
+        """A system row: shares are 0–1 of one core."""
+        memory = self._process.memory_info()
+        # Finding children means reading the whole process table: only where there are loader workers.
+        children = self._process.children(recursive=True) if self._with_children else []
+        return {
+            "cpu_per_core": [round(percent / 100, 3) for percent in psutil.cpu_percent(percpu=True)],
+            "process_cpu": round(self._process.cpu_percent() / 100, 3),
+            "rss_bytes": memory.rss + sum(_rss(child) for child in children),
+            "available_bytes": available_bytes(),
+            "swap_used_bytes": psutil.swap_memory().used,
+            "temperature_c": temperature_c(),
+            "power_w": self._power_w(interval_s),
+        }
+
+    def _power_w(self, interval_s: float) -> float | None:
+        """Package power from the energy counter, where it is readable; else a battery's discharge."""
+        try:
+            energy_uj = int(POWERCAP_ENERGY.read_text())
+        except (OSError, ValueError):
+            return battery_power_w(POWER_SUPPLY)
+        previous, self._energy_uj = self._energy_uj, energy_uj
+        if previous is None or energy_uj < previous or interval_s <= 0:  # the counter wraps around
+            return None
+        return round((energy_uj - previous) / 1e6 / interval_s, 2)
+
+
+def _rss(process: psutil.Process) -> int:
+    try:
+        return int(process.memory_info().rss)
+    except psutil.Error:  # it ended between the listing and the reading
+        return 0
+
+
+def temperature_c() -> float | None:
+    """The hottest sensor of the processor."""
+    read = getattr(psutil, "sensors_temperatures", None)  # absent on macOS and Windows
+    sensors = read() if read else {}
+    for chip in _TEMPERATURE_SENSORS:
+        values = [sensor.current for sensor in sensors.get(chip, []) if sensor.current]
+        if values:
+            return round(max(values), 1)
+    return None
+
+
+def battery_power_w(root: Path) -> float | None:
+    """What a discharging battery delivers, which on a laptop is what the whole machine takes."""
+    for battery in sorted(root.glob("BAT*")):
+        try:
+            if (battery / "status").read_text().strip() != "Discharging":
+                continue
+            return round(int((battery / "power_now").read_text()) / 1e6, 2)
+        except (OSError, ValueError):
+            continue
+    return None

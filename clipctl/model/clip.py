@@ -1,0 +1,50 @@
+"""CLIP: two towers into one space, and a learnable temperature."""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipctl.config import ModelConfig
+from clipctl.model.loss import Embeddings
+from clipctl.model.towers import ImageTower, TextTower
+
+INITIAL_TEMPERATURE = 0.07
+MAX_LOG_SCALE = math.log(100.0)
+
+# Sigmoid loss: logits start at -10 because nearly all pairs of a batch do not belong together.
+SIGMOID_LOG_SCALE = math.log(10.0)
+SIGMOID_BIAS = -10.0
+
+
+class Clip(nn.Module):
+    """Maps pictures and captions to unit vectors whose dot product, times the scale, says how well they match."""
+
+    def __init__(self, config: ModelConfig, *, loss: str = "softmax") -> None:
+        super().__init__()
+        self.image = ImageTower(config.image, config.embed_dim, config.activation)
+        self.text = TextTower(config.text, config.embed_dim, config.activation)
+        # exp(log_scale) is 1 / temperature; learning its logarithm keeps it positive.
+        start = SIGMOID_LOG_SCALE if loss == "sigmoid" else math.log(1 / INITIAL_TEMPERATURE)
+        self.log_scale = nn.Parameter(torch.tensor(start))
+        # Only the sigmoid loss has a bias: a softmax does not change when all logits shift.
+        self.bias = nn.Parameter(torch.tensor(SIGMOID_BIAS)) if loss == "sigmoid" else None
+        self.image.reset_parameters()
+        self.text.reset_parameters()
+
+    def encode_image(self, images: Tensor) -> Tensor:
+        """Normalised images (B, 3, H, W) to unit vectors (B, E)."""
+        return F.normalize(self.image(images), dim=-1)
+
+    def encode_text(self, tokens: Tensor) -> Tensor:
+        """Token ids (B, N) to unit vectors (B, E)."""
+        return F.normalize(self.text(tokens), dim=-1)
+
+    def forward(self, images: Tensor, tokens: Tensor) -> Embeddings:
+        return Embeddings(self.encode_image(images), self.encode_text(tokens), self.log_scale.exp(), self.bias)
+
+    @torch.no_grad()
+    def clamp_scale(self) -> None:
+        """Keep the scale at 100 or below, where the softmax does not saturate."""
+        self.log_scale.clamp_(max=MAX_LOG_SCALE)

@@ -1,0 +1,132 @@
+"""The two transformers of CLIP, laid out as OpenAI's: pre-norm blocks, one QKV projection, class token, EOT pooling.
+
+In shapes: B pairs, N tokens, D width, H heads, E embedding.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from clipctl.config import ImageTowerConfig, TextTowerConfig
+from clipctl.model.cost import MLP_RATIO
+
+
+class QuickGELU(nn.Module):
+    """x·σ(1.702 x): the approximation OpenAI's weights were trained with."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
+
+
+class Attention(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, *, causal: bool) -> Tensor:
+        batch, tokens, width = x.shape
+        qkv = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads)  # (B, N, 3, H, D/H)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, N, D/H)
+        if x.device.type == "mps":  # its attention kernels have returned wrong values for strided inputs
+            q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
+        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # (B, H, N, D/H)
+        return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))  # type: ignore[no-any-return]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int, heads: int, activation: str) -> None:
+        super().__init__()
+        self.norm_1 = nn.LayerNorm(width)
+        self.attention = Attention(width, heads)
+        self.norm_2 = nn.LayerNorm(width)
+        self.mlp_in = nn.Linear(width, MLP_RATIO * width)
+        self.activation = ACTIVATIONS[activation]()
+        self.mlp_out = nn.Linear(MLP_RATIO * width, width)
+
+    def forward(self, x: Tensor, *, causal: bool) -> Tensor:
+        x = x + self.attention(self.norm_1(x), causal=causal)
+        return x + self.mlp_out(self.activation(self.mlp_in(self.norm_2(x))))  # type: ignore[no-any-return]
+
+
+class ImageTower(nn.Module):
+    def __init__(self, config: ImageTowerConfig, embed_dim: int, activation: str) -> None:
+        super().__init__()
+        width = config.width
+        self.patches = nn.Conv2d(3, width, kernel_size=config.patch_px, stride=config.patch_px, bias=False)
+        self.class_embedding = nn.Parameter(torch.empty(width))
+        self.positions = nn.Parameter(torch.empty(config.tokens, width))
+        self.norm_pre = nn.LayerNorm(width)
+        self.blocks = nn.ModuleList(Block(width, config.heads, activation) for _ in range(config.depth))
+        self.norm_post = nn.LayerNorm(width)
+        self.projection = nn.Linear(width, embed_dim, bias=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Normalised images (B, 3, H, W) to embeddings (B, E), not yet of length one."""
+        patches = self.patches(images).flatten(2).transpose(1, 2)  # (B, N-1, D)
+        summary = self.class_embedding.expand(len(patches), 1, -1)  # (B, 1, D)
+        x = torch.cat([summary, patches], dim=1) + self.positions  # (B, N, D)
+        x = self.norm_pre(x)
+        for block in self.blocks:
+            x = block(x, causal=False)
+        pooled = self.norm_post(x[:, 0])  # (B, D): two dimensions, so that MPS keeps every Linear right
+        return self.projection(pooled)  # type: ignore[no-any-return]
+
+    def reset_parameters(self) -> None:
+        width = self.positions.shape[1]
+        scale = width**-0.5
+        nn.init.normal_(self.class_embedding, std=scale)
+        nn.init.normal_(self.positions, std=scale)
+        _reset_blocks(self.blocks, width)
+        nn.init.normal_(self.projection.weight, std=scale)
+
+
+class TextTower(nn.Module):
+    def __init__(self, config: TextTowerConfig, embed_dim: int, activation: str) -> None:
+        super().__init__()
+        assert config.vocab_size is not None, "the tokenizer decides the vocabulary before the model is built"
+        width = config.width
+        self.tokens = nn.Embedding(config.vocab_size, width)
+        self.positions = nn.Parameter(torch.empty(config.context, width))
+        self.blocks = nn.ModuleList(Block(width, config.heads, activation) for _ in range(config.depth))
+        self.norm_final = nn.LayerNorm(width)
+        self.projection = nn.Linear(width, embed_dim, bias=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Token ids (B, N), N up to the context, to embeddings (B, E), not yet of length one."""
+        x = self.tokens(tokens) + self.positions[: tokens.shape[1]]  # (B, N, D)
+        for block in self.blocks:
+            x = block(x, causal=True)
+        # The end-of-text token is the highest id, so its position is the argmax. Causal attention makes it the only
+        # position that has seen the whole caption, and keeps the padding behind it without effect.
+        end = tokens.argmax(dim=1)  # (B,)
+        pooled = self.norm_final(x[torch.arange(len(x), device=x.device), end])  # (B, D)
+        return self.projection(pooled)  # type: ignore[no-any-return]
+
+    def reset_parameters(self) -> None:
+        width = self.positions.shape[1]
+        nn.init.normal_(self.tokens.weight, std=0.02)
+        nn.init.normal_(self.positions, std=0.01)
+        _reset_blocks(self.blocks, width)
+        nn.init.normal_(self.projection.weight, std=width**-0.5)
+
+
+def _reset_blocks(blocks: nn.ModuleList, width: int) -> None:
+    """CLIP's initialisation: what adds to the residual stream shrinks with the depth, so its variance does not grow."""
+    attention_std = width**-0.5
+    residual_std = attention_std * (2 * len(blocks)) ** -0.5
+    hidden_std = (2 * width) ** -0.5
+    for block in blocks:
+        assert isinstance(block, Block)
+        nn.init.normal_(block.attention.qkv.weight, std=attention_std)
+        nn.init.normal_(block.attention.out.weight, std=residual_std)
+        nn.init.normal_(block.mlp_in.weight, std=hidden_std)
+        nn.init.normal_(block.mlp_out.weight, std=residual_std)
+        for linear in (block.attention.qkv, block.attention.out, block.mlp_in, block.mlp_out):
+            nn.init.zeros_(linear.bias)
+
+

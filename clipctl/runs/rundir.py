@@ -1,0 +1,156 @@
+"""The run directory: what it is called, what lies in it, who may write to it. The only place that names files."""
+
+import json
+import os
+import re
+import secrets
+import socket
+import time
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Literal
+
+import psutil
+from filelock import FileLock, Timeout
+
+from clipctl.errors import RunError
+from clipctl.runs.files import replaced, write_json
+
+DEFAULT_ROOT = Path("runs")
+_NAME = re.compile(r"[\w][\w.@+=-]*", re.UNICODE)
+_MAX_NAME_BYTES = 200
+
+State = Literal["running", "finished", "stopped", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """Where a run is, as its own process last said. `pid` counts only together with the process's create time."""
+
+    state: State
+    attempt: int
+    step: int
+    total_steps: int
+    pid: int
+    process_created_s: float
+    host: str
+    heartbeat_s: float  # since the epoch
+
+
+class RunDir:
+    """One run on disk."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = FileLock(self.path / "run.lock")
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config_file(self) -> Path:
+        return self.path / "config.yaml"
+
+    @property
+    def environment_file(self) -> Path:
+        return self.path / "environment.json"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        return self.path / "tokenizer.json"
+
+    @property
+    def status_file(self) -> Path:
+        return self.path / "run.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoints_dir(self) -> Path:
+        return self.path / "checkpoints"
+
+    @classmethod
+    def create(cls, root: Path, preset: str, name: str | None = None) -> "RunDir":
+        """A new directory, locked by this process until `release` or its end."""
+        path = root / (check_name(name) if name else new_name(preset))
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            run = cls(path)
+            run.checkpoints_dir.mkdir()
+            run.acquire()
+        except FileExistsError:
+            if root.exists() and not root.is_dir():
+                raise RunError(f"{root} is a file, not a directory for runs", "pass another --runs-dir") from None
+            raise RunError(f"run already exists: {path}", "choose another --name, or leave it out") from None
+        except OSError as error:
+            raise RunError(
+                f"cannot create a run in {root}: {error.strerror or error}",
+                "pass --runs-dir DIRECTORY or set CLIPCTL_RUNS to a place you can write to",
+            ) from None
+        return run
+
+    def acquire(self) -> None:
+        try:
+            self._lock.acquire(timeout=0)
+        except Timeout:
+            owner = self.status()
+            who = f" by process {owner.pid} on {owner.host}" if owner else ""
+            raise RunError(f"{self.path} is being written{who}", f"watch it with: clipctl monitor {self.name}") from None
+
+    def release(self) -> None:
+        self._lock.release()
+
+    def write_config(self, text: str) -> None:
+        with replaced(self.config_file) as partial:
+            partial.write_text(text, encoding="utf-8")
+
+    def write_environment(self, document: dict[str, Any]) -> None:
+        write_json(self.environment_file, document)
+
+    def write_tokenizer(self, document: dict[str, Any]) -> None:
+        write_json(self.tokenizer_file, document)
+
+    def write_status(self, state: State, *, attempt: int, step: int, total_steps: int) -> None:
+        """Replace run.json. Called about once a second, so it is atomic but not synced to the disk."""
+        status = RunStatus(
+            state=state,
+            attempt=attempt,
+            step=step,
+            total_steps=total_steps,
+            pid=os.getpid(),
+            process_created_s=psutil.Process().create_time(),
+            host=socket.gethostname(),
+            heartbeat_s=time.time(),
+        )
+        partial = self.status_file.with_name(f".{self.status_file.name}.partial")
+        partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
+        os.replace(partial, self.status_file)
+
+    def status(self) -> RunStatus | None:
+        try:
+            return RunStatus(**json.loads(self.status_file.read_text(encoding="utf-8")))
+        except (OSError, ValueError, TypeError):
+            return None
+
+
+def runs_root(given: Path | None) -> Path:
+    """`--runs-dir` (which also reads CLIPCTL_RUNS), else ./runs."""
+    return given or DEFAULT_ROOT
+
+
+def new_name(preset: str) -> str:
+    """Sorts by time; four random digits make a handle to type."""
+    return f"{datetime.now():%Y%m%d-%H%M%S}-{preset}-{secrets.token_hex(2)}"
+
+
+def check_name(name: str) -> str:
+    if not _NAME.fullmatch(name) or len(name.encode()) > _MAX_NAME_BYTES:
+        raise RunError(
+            f"{name!r} cannot name a run", "use letters, digits, dots, dashes and underscores, no slashes, up to 200 bytes"
+        )
+    return name

@@ -1,0 +1,32 @@
+"""On what a run was made: enough to explain a difference between two runs later."""
+
+import platform
+import sys
+from importlib.metadata import version
+from typing import Any
+
+import torch
+
+import clipctl
+from clipctl.training.plan import TrainPlan
+
+_PACKAGES = ("torch", "numpy", "pillow", "safetensors")
+
+
+def describe_environment(plan: TrainPlan) -> dict[str, Any]:
+    return {
+        "clipctl": clipctl.__version__,
+        "python": platform.python_version(),
+        **{package: version(package) for package in _PACKAGES},
+        "platform": platform.platform(),
+        "device": {"kind": plan.device.kind, "name": plan.device.name, "reason": plan.device.reason},
+        "precision": {"value": plan.precision.value, "reason": plan.precision.reason},
+        "threads": {
+            "value": plan.threads.value,
+            "reason": plan.threads.reason,
+            "interop": torch.get_num_interop_threads(),
+        },
+        "workers": {"value": plan.workers.value, "reason": plan.workers.reason},
+        "notes": list(plan.notes),
+        "command": sys.argv,
+    }

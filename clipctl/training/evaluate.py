@@ -1,0 +1,117 @@
+"""How well held-out pictures and captions find each other. N pairs, E dimensions."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from clipctl.data.images import normalise
+from clipctl.data.loader import Batch
+from clipctl.model.loss import LOSSES, Embeddings
+from clipctl.training.state import TrainState
+from clipctl.training.step import autocast
+
+BANDS = ("easy", "medium", "hard")
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Shares are 0–1. `_rK`: the right partner is among the K nearest, among all held-out ones."""
+
+    val_loss: float
+    i2t_r1: float
+    i2t_r5: float
+    i2t_r10: float
+    t2i_r1: float
+    t2i_r5: float
+    t2i_r10: float
+    accuracy_easy: float | None
+    accuracy_medium: float | None
+    accuracy_hard: float | None
+
+    @property
+    def score(self) -> float:
+        """What `best` means: the mean of both recalls at 1."""
+        return (self.i2t_r1 + self.t2i_r1) / 2
+
+    def to_dict(self) -> dict[str, float | None]:
+        return {"score": self.score, **asdict(self)}
+
+
+class Evaluator:
+    """Holds what does not change between evaluations: the held-out batches and how alike their captions are."""
+
+    def __init__(self, batches: Sequence[Batch], captions: Sequence[str]) -> None:
+        self._batches = batches
+        self._bands = negative_bands(captions)
+
+    def __call__(self, state: TrainState) -> Evaluation:
+        image, text, losses = self._embed(state)
+        similarity = image @ text.T  # (N, N): row = image, column = text
+        i2t, t2i = _ranks(similarity), _ranks(similarity.T)
+        recalls = {
+            f"{direction}_r{k}": float((ranks < k).float().mean())
+            for direction, ranks in (("i2t", i2t), ("t2i", t2i))
+            for k in (1, 5, 10)
+        }
+        accuracies = self._accuracy_by_band(similarity)
+        return Evaluation(val_loss=sum(losses) / len(losses), **recalls, **accuracies)
+
+    @torch.no_grad()
+    def _embed(self, state: TrainState) -> tuple[Tensor, Tensor, list[float]]:
+        state.model.eval()
+        images, texts, losses = [], [], []
+        for batch in self._batches:
+            batch = batch.to(state.device)
+            with autocast(state):
+                embeddings: Embeddings = state.model(normalise(batch.images), batch.tokens)
+            embeddings = embeddings._replace(image=embeddings.image.float(), text=embeddings.text.float())
+            losses.append(LOSSES[state.loss](embeddings))
+            images.append(embeddings.image)
+            texts.append(embeddings.text)
+        state.model.train()
+        return torch.cat(images).cpu(), torch.cat(texts).cpu(), torch.stack(losses).tolist()
+
+    def _accuracy_by_band(self, similarity: Tensor) -> dict[str, float | None]:
+        """Share of queries, both directions, whose partner beats every negative of a band."""
+        result: dict[str, float | None] = {}
+        for number, band in enumerate(BANDS):
+            negatives = torch.from_numpy(self._bands == number)
+            if not negatives.any():
+                result[f"accuracy_{band}"] = None
+                continue
+            shares = [
+                float((scores.diagonal() > scores.masked_fill(~mask, -2.0).amax(dim=1)).float().mean())
+                for scores, mask in ((similarity, negatives), (similarity.T, negatives.T))
+            ]
+            result[f"accuracy_{band}"] = sum(shares) / 2
+        return result
+
+
+def _ranks(similarity: Tensor) -> Tensor:
+    """How many wrong candidates each query (row) prefers to its own. A tie counts against it."""
+    own = similarity.diagonal().unsqueeze(1)
+    return (similarity >= own).sum(dim=1) - 1
+
+
+def negative_bands(captions: Sequence[str]) -> NDArray[np.int8]:
+    """(N, N): how hard caption j is as a negative for i: 0, 1, 2 by thirds of word overlap, -1 for i itself.
+
+    The overlap is Jaccard's: shared words over all words of the two.
+    """
+    words = [set(caption.lower().replace(",", " ").replace(":", " ").split()) for caption in captions]
+    column = {word: number for number, word in enumerate(sorted(set().union(*words)))}
+    presence = np.zeros((len(words), len(column)), dtype=np.float32)
+    for row, present in enumerate(words):
+        presence[row, [column[word] for word in present]] = 1
+    shared = presence @ presence.T
+    sizes = presence.sum(axis=1)
+    overlap = shared / np.maximum(1, sizes[:, None] + sizes[None, :] - shared)
+    np.fill_diagonal(overlap, -1)  # sorts first, and is taken out below
+    # The place of each negative among its row's, 0 the least alike, then which third that place lies in.
+    order = overlap.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable") - 1
+    negatives = len(captions) - 1
+    return np.where(order < 0, -1, order * len(BANDS) // max(1, negatives)).astype(np.int8)

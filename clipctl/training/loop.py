@@ -1,0 +1,276 @@
+"""The training loop: batches in, rows and checkpoints out."""
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from clipctl import config as configs
+from clipctl.data.loader import PairDataset, TrainLoader, validation_batches
+from clipctl.data.sampling import EpochSampler
+from clipctl.hardware.memory import peak_rss_bytes
+from clipctl.model.clip import Clip
+from clipctl.runs import metrics
+from clipctl.runs.checkpoints import CheckpointStore, merit
+from clipctl.runs.metrics import MetricsWriter
+from clipctl.runs.rundir import RunDir, State
+from clipctl.training.cadence import due
+from clipctl.training.environment import describe_environment
+from clipctl.training.evaluate import Evaluation, Evaluator
+from clipctl.training.optim import grad_norms_by_block, lr_at, make_optimizer
+from clipctl.training.plan import TrainPlan
+from clipctl.training.recording import PhaseClock, StepLog, StepStart, StepWindow, SystemRecorder
+from clipctl.training.state import TrainState, write_checkpoint
+from clipctl.training.step import train_step
+
+REPORT_INTERVAL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is, for whoever watches."""
+
+    step: int
+    total_steps: int
+    epoch: int  # the first is 1
+    epochs: int
+    loss: float
+    accuracy: float
+    images_per_s: float
+    eta_s: float
+    evaluation: Evaluation | None  # the latest
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """What `train --json` prints; recalls are of the last and of the best evaluation."""
+
+    run: str
+    state: State
+    device: str
+    parameters: int
+    steps: int
+    epochs: int
+    seconds: float
+    images_per_s: float
+    loss: float
+    i2t_r1: float
+    t2i_r1: float
+    best_i2t_r1: float
+    best_t2i_r1: float
+    val_pairs: int
+    peak_memory_bytes: int
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+Report = Callable[[Progress], None]
+
+
+def train(plan: TrainPlan, run: RunDir, report: Report = lambda progress: None) -> TrainSummary:
+    """Carry out a plan in a run directory."""
+    return _Training(plan, run, report).carry_out()
+
+
+def make_state(plan: TrainPlan) -> TrainState:
+    """A fresh model and optimizer. Initialised on the CPU, so that a seed means the same on every device."""
+    torch.set_num_threads(int(plan.threads.value))
+    torch.manual_seed(plan.config.train.seed)
+    model = Clip(plan.config.model, loss=plan.config.train.loss).to(plan.device.torch)
+    return TrainState(
+        model=model,
+        optimizer=make_optimizer(model, plan.config.optim),
+        device=plan.device.torch,
+        loss=plan.config.train.loss,
+        precision=str(plan.precision.value),
+        grad_clip=plan.config.optim.grad_clip,
+    )
+
+
+def make_loader(plan: TrainPlan) -> TrainLoader:
+    config = plan.config
+    dataset = PairDataset(
+        plan.train_source,
+        plan.tokenizer,
+        config.data,
+        config.model.image.size_px,
+        config.train.seed,
+        plan.picture_cache_bytes,
+    )
+    sampler = EpochSampler(len(plan.train_source), config.train.batch_size, config.train.seed)
+    # Apple's GPU leaks memory when shapes vary.
+    return TrainLoader(dataset, sampler, workers=int(plan.workers.value), fixed_length=plan.device.kind == "mps")
+
+
+def make_evaluator(plan: TrainPlan) -> Evaluator:
+    config, source = plan.config, plan.val_source
+    batches = validation_batches(source, plan.tokenizer, config.model.image.size_px, config.train.batch_size)
+    return Evaluator(batches, [source.captions(index)[0] for index in range(len(source))])
+
+
+class _Training:
+    """One attempt at a run."""
+
+    def __init__(self, plan: TrainPlan, run: RunDir, report: Report) -> None:
+        self.plan, self.run, self.report = plan, run, report
+        run.write_config(configs.to_yaml(plan.config))
+        run.write_tokenizer(plan.tokenizer.to_dict())
+        run.write_environment(describe_environment(plan))
+        self.state = make_state(plan)
+        self.loader = make_loader(plan)
+        self.evaluator = make_evaluator(plan)
+        self.store = CheckpointStore(run.checkpoints_dir, run.name)
+        self.writer = MetricsWriter(run.metrics_file, run.name)
+        self.step_log = StepLog(self.writer, plan.device)
+        self.clock = PhaseClock(plan.device)
+        self.epoch_window: StepWindow | None = None  # the steps of this epoch
+        self.run_window: StepWindow | None = None  # all steps
+        self.evaluation: Evaluation | None = None  # the latest
+        self.best: Evaluation | None = None
+        self.started = self.reported = time.monotonic()
+
+    def carry_out(self) -> TrainSummary:
+        with_children = self.plan.workers.value != 0
+        recorder = SystemRecorder(
+            self.writer, self.plan.device, with_children=with_children, heartbeat=lambda: self._status("running")
+        )
+        self._status("running")
+        recorder.start()
+        outcome: State = "failed"
+        try:
+            for epoch in range(1, self.plan.epochs + 1):
+                self._train_epoch(epoch)
+                improved = self._evaluate(epoch)
+                if improved or due(epoch, self.plan.config.train.checkpoint_epochs, self.plan.epochs):
+                    self._checkpoint(epoch)
+            outcome = "finished"
+        except KeyboardInterrupt:
+            outcome = "stopped"
+            raise
+        finally:
+            recorder.stop()
+            self._flush()
+            self.writer.write(
+                metrics.END, {"state": outcome, "step": self.state.step, "lost_rows": self.writer.lost_rows}
+            )
+            self.writer.close()
+            self._status(outcome)
+        return self._summary(outcome)
+
+    def _train_epoch(self, epoch: int) -> None:
+        started = ended = time.perf_counter()
+        self.epoch_window = None
+        for batch in self.loader.epoch(epoch):
+            self.clock.start(sample=self.step_log.is_due)
+            data_s = time.perf_counter() - ended
+            lr = lr_at(self.state.step + 1, self.plan.total_steps, self.plan.config.optim)
+            result = train_step(self.state, batch, lr=lr, mark=self.clock.mark)
+            step_s, ended = time.perf_counter() - ended, time.perf_counter()
+            phases_s = {"data_s": data_s, **self.clock.phases_s}
+            self.step_log.add(StepStart(self.state.step, epoch, len(batch.images), lr, step_s, phases_s), result)
+            if self.step_log.is_due:
+                self._flush()
+            if self.state.step == self.plan.total_steps:
+                break
+        self._flush()
+        assert self.epoch_window is not None
+        self.writer.write(
+            metrics.EPOCH,
+            {
+                "epoch": epoch,
+                "step": self.state.step,
+                "loss": self.epoch_window.loss,
+                "accuracy": self.epoch_window.accuracy,
+                "images_per_s": round(self.epoch_window.images_per_s, 2),
+                "epoch_s": round(time.perf_counter() - started, 4),
+                "grad_norm_by_block": grad_norms_by_block(self.state.model),
+            },
+        )
+
+    def _flush(self) -> None:
+        """Write the rows of the steps since the last time, and report now and then."""
+        window = self.step_log.flush()
+        if window is None:
+            return
+        self.epoch_window = window if self.epoch_window is None else self.epoch_window + window
+        self.run_window = window if self.run_window is None else self.run_window + window
+        now = time.monotonic()
+        step, total_steps = self.state.step, self.plan.total_steps
+        if now - self.reported < REPORT_INTERVAL_S and step != total_steps:
+            return
+        self.reported = now
+        self.report(
+            Progress(
+                step=step,
+                total_steps=total_steps,
+                epoch=math.ceil(step / self.plan.steps_per_epoch),
+                epochs=self.plan.epochs,
+                loss=window.loss,
+                accuracy=window.accuracy,
+                images_per_s=window.images_per_s,
+                eta_s=(now - self.started) / step * (total_steps - step),
+                evaluation=self.evaluation,
+            )
+        )
+
+    def _evaluate(self, epoch: int) -> bool:
+        """Measure the held-out pairs; True if this is the best model so far."""
+        started = time.perf_counter()
+        self.evaluation = self.evaluator(self.state)
+        eval_s = round(time.perf_counter() - started, 4)
+        row = {"step": self.state.step, "epoch": epoch, **self.evaluation.to_dict(), "eval_s": eval_s}
+        self.writer.write(metrics.EVAL, row)
+        if self.best is not None and merit(self.evaluation.to_dict()) <= merit(self.best.to_dict()):
+            return False
+        self.best = self.evaluation
+        return True
+
+    def _checkpoint(self, epoch: int) -> None:
+        assert self.evaluation is not None
+        started = time.perf_counter()
+        facts = {
+            "epoch": epoch,
+            "config": configs.to_dict(self.plan.config),
+            "tokenizer": self.plan.tokenizer.to_dict(),
+        }
+        checkpoint = self.store.save(
+            lambda directory: write_checkpoint(self.state, directory, facts),
+            step=self.state.step,
+            epoch=epoch,
+            metrics=self.evaluation.to_dict(),
+        )
+        row = {
+            "step": self.state.step,
+            "epoch": epoch,
+            "path": checkpoint.path.name,
+            "size_bytes": checkpoint.size_bytes,
+            "save_s": round(time.perf_counter() - started, 4),
+        }
+        self.writer.write(metrics.CHECKPOINT, row)
+
+    def _status(self, state: State) -> None:
+        self.run.write_status(state, attempt=1, step=self.state.step, total_steps=self.plan.total_steps)
+
+    def _summary(self, state: State) -> TrainSummary:
+        assert self.evaluation and self.best and self.epoch_window and self.run_window
+        return TrainSummary(
+            run=str(self.run.path),
+            state=state,
+            device=self.plan.device.kind,
+            parameters=self.plan.parameters,
+            steps=self.state.step,
+            epochs=self.plan.epochs,
+            seconds=round(time.monotonic() - self.started, 2),
+            images_per_s=round(self.run_window.images_per_s, 2),
+            loss=self.epoch_window.loss,
+            i2t_r1=self.evaluation.i2t_r1,
+            t2i_r1=self.evaluation.t2i_r1,
+            best_i2t_r1=self.best.i2t_r1,
+            best_t2i_r1=self.best.t2i_r1,
+            val_pairs=len(self.plan.val_source),
+            peak_memory_bytes=self.plan.device.allocated_bytes() or peak_rss_bytes(),
+        )

@@ -1,0 +1,64 @@
+"""The optimizer, its learning rate as a function of the step, and gradient norms by block."""
+
+import math
+import re
+
+import torch
+from torch import Tensor, nn
+
+from clipctl.config import OptimConfig
+
+
+def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
+    """Fused AdamW. Norms, biases and the temperature are not decayed: pulling them to zero is no regularisation."""
+    decayed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
+    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+    return torch.optim.AdamW(
+        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        lr=config.lr,
+        betas=(config.beta1, config.beta2),
+        eps=config.eps,
+        fused=True,
+    )
+
+
+def warmup_steps(config: OptimConfig, total_steps: int) -> int:
+    return total_steps // 10 if config.warmup_steps is None else config.warmup_steps
+
+
+def lr_at(step: int, total_steps: int, config: OptimConfig) -> float:
+    """The rate of update `step` (the first is 1): linear to the peak, then half a cosine down to its final share."""
+    warmup = warmup_steps(config, total_steps)
+    if step <= warmup:
+        return config.lr * step / warmup
+    progress = (step - warmup) / max(1, total_steps - warmup)
+    cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
+    return config.lr * (config.final_lr_share + (1 - config.final_lr_share) * cosine)
+
+
+def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+_BLOCK = re.compile(r"((?:image|text)\.blocks\.\d+)\.")
+
+
+def block_of(name: str) -> str:
+    """`image.blocks.3` for a parameter inside a block, else the parameter's own name without `.weight` or `.bias`."""
+    match = _BLOCK.match(name)
+    return match[1] if match else re.sub(r"\.(weight|bias)$", "", name)
+
+
+@torch.no_grad()
+def grad_norms_by_block(model: nn.Module) -> dict[str, float]:
+    """Norm of the gradients that the last step left, by block. Reads them from the device: once an epoch, not a step."""
+    squares: dict[str, Tensor] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            block = block_of(name)
+            squares[block] = squares.get(block, torch.zeros((), device=parameter.device)) + parameter.grad.square().sum()
+    if not squares:
+        return {}
+    norms = torch.stack(list(squares.values())).sqrt().tolist()
+    return dict(zip(squares, norms, strict=True))

@@ -1,0 +1,63 @@
+"""One optimizer update: the only caller of `.backward()`, used by training and by the benchmark."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grad_norm_, get_total_norm
+
+from clipctl.data.images import normalise
+from clipctl.data.loader import Batch
+from clipctl.model.loss import LOSSES, batch_accuracy
+from clipctl.training.optim import set_lr
+from clipctl.training.state import TrainState
+
+Mark = Callable[[str], None]
+
+
+class StepResult(NamedTuple):
+    """Scalars still on the device: reading one would make the device wait."""
+
+    loss: Tensor
+    accuracy: Tensor
+    grad_norm: Tensor
+    scale: Tensor
+
+
+def autocast(state: TrainState) -> AbstractContextManager[None]:
+    """The precision in which the towers compute; weights and their updates stay fp32."""
+    if state.precision == "fp32":
+        return nullcontext()
+    return torch.autocast(state.device.type, dtype=torch.bfloat16)
+
+
+def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambda phase: None) -> StepResult:
+    """Advance `state` by one update. Touches no file, clock or console; `mark` is told when a phase has ended."""
+    set_lr(state.optimizer, lr)
+    state.optimizer.zero_grad(set_to_none=True)
+    batch = batch.to(state.device)
+    images = normalise(batch.images)
+    mark("transfer")
+    with autocast(state):
+        embeddings = state.model(images, batch.tokens)
+    # The similarity matrix and the loss in full precision: they are small, and the scale multiplies their errors by 100.
+    embeddings = embeddings._replace(image=embeddings.image.float(), text=embeddings.text.float())
+    loss = LOSSES[state.loss](embeddings)
+    mark("forward")
+    loss.backward()  # type: ignore[no-untyped-call]
+    mark("backward")
+    parameters = list(state.model.parameters())
+    if state.grad_clip is None:
+        grad_norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    else:
+        grad_norm = clip_grad_norm_(parameters, state.grad_clip)
+    state.optimizer.step()
+    # Clamp after the update: Adam can push the scale past 100, where the softmax saturates.
+    state.model.clamp_scale()
+    state.step += 1
+    with torch.no_grad():
+        accuracy = batch_accuracy(embeddings)
+    mark("optimizer")
+    return StepResult(loss.detach(), accuracy, grad_norm.detach(), embeddings.scale.detach())

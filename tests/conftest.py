@@ -1,0 +1,38 @@
+import os
+
+import pytest
+import torch
+
+from clipctl.config import Layer, TrainConfig, resolve
+
+# Plain text from Rich whatever the surroundings are.
+os.environ.update(TTY_COMPATIBLE="0", COLUMNS="100")
+for name in [name for name in os.environ if name.startswith("CLIPCTL_")] + ["FORCE_COLOR", "GITHUB_ACTIONS"]:
+    os.environ.pop(name, None)
+
+# The smallest model and data that still exercise every part.
+MICRO = {
+    "model.image.size_px": 16,
+    "model.image.patch_px": 8,
+    "model.image.width": 16,
+    "model.image.depth": 1,
+    "model.image.heads": 2,
+    "model.text.width": 16,
+    "model.text.depth": 1,
+    "model.text.heads": 2,
+    "model.embed_dim": 16,
+    "data.source": "synthetic:40",
+    "train.batch_size": 12,
+    "train.epochs": 2,
+    "runtime.threads": 1,
+}
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def micro() -> TrainConfig:
+    return resolve([Layer("test", MICRO)])

@@ -1,0 +1,83 @@
+import pytest
+import torch
+
+from clipctl.errors import ConfigError, DeviceError
+from clipctl.hardware import cpu, memory, sensors
+from clipctl.hardware.devices import choose_device, choose_precision
+
+
+def write(root, files):
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "cores"),
+    [
+        ({"cpu.max": "150000 100000\n"}, 1.5),
+        ({"cpu.max": "max 100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": "400000\n", "cpu/cpu.cfs_period_us": "100000\n"}, 4.0),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, None),
+        ({}, None),
+    ],
+)
+def test_a_containers_quota_is_read(tmp_path, files, cores):
+    assert cpu.cgroup_quota_cores(write(tmp_path, files)) == cores
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"memory.max": "1000\n", "memory.current": "400\n"}, 600),
+        ({"memory.max": "max\n", "memory.current": "400\n"}, None),
+        ({"memory/memory.limit_in_bytes": "9223372036854771712", "memory/memory.usage_in_bytes": "1"}, None),
+        ({}, None),
+    ],
+)
+def test_a_containers_memory_limit_is_read(tmp_path, files, free):
+    assert memory.cgroup_free_bytes(write(tmp_path, files)) == free
+
+
+def test_threads_stay_within_the_affinity(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
+    assert cpu.choose_threads(None)[0] == 1
+    assert cpu.choose_threads(7) == (7, "as asked")
+
+
+def test_cached_pictures_need_no_workers():
+    assert cpu.choose_workers(None, on_accelerator=False, cached=True)[0] == 0
+    assert cpu.choose_workers(None, on_accelerator=True, cached=False)[0] >= 1
+    assert cpu.choose_workers(3, on_accelerator=False, cached=True)[0] == 3
+
+
+def test_sensors_read_plain_numbers_or_none():
+    row = sensors.SystemSensors(with_children=True).read(1.0)
+    assert len(row["cpu_per_core"]) >= 1 and row["rss_bytes"] > 0 and row["available_bytes"] > 0
+    assert row["temperature_c"] is None or 0 < row["temperature_c"] < 150
+
+
+def test_a_discharging_battery_tells_the_power(tmp_path):
+    write(tmp_path, {"BAT0/status": "Discharging\n", "BAT0/power_now": "8350000\n"})
+    assert sensors.battery_power_w(tmp_path) == 8.35
+    write(tmp_path, {"BAT0/status": "Charging\n"})
+    assert sensors.battery_power_w(tmp_path) is None
+
+
+def test_cpu_can_be_asked_for():
+    device = choose_device("cpu", parameters=10**6)
+    assert device.torch == torch.device("cpu") and device.memory_bytes > 0
+    assert choose_precision("auto", device)[0] == "fp32"
+
+
+@pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has an Apple GPU")
+def test_a_missing_device_says_what_there_is():
+    with pytest.raises(DeviceError, match="mps is not available") as caught:
+        choose_device("mps", parameters=10**6)
+    assert "cpu" in (caught.value.hint or "")
+
+
+def test_an_unknown_device_is_a_mistake():
+    with pytest.raises(ConfigError, match="unknown device 'gpu'"):
+        choose_device("gpu", parameters=10**6)
