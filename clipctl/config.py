@@ -1,7 +1,7 @@
 """What a training run is asked to do: frozen sections, presets, and layers of settings resolved into one TrainConfig.
 
-Every setting has a dotted key (`optim.lr`). Layers of keys lie over each other (preset, YAML file, flags); each value is
-parsed by the type of its field, and all mistakes are reported together.
+Every setting has a dotted key (`optim.lr`). Layers of keys lie over each other (preset, YAML file, flags); each value
+is parsed by the type of its field, and all mistakes are reported together.
 """
 
 import dataclasses
@@ -67,13 +67,14 @@ class DataConfig:
     source: str = "synthetic"  # or synthetic:PAIRS
     seed: int = bounded(0, low=0, high=2**32 - 1)  # of the drawn pictures; the training seed is train.seed
     val_fraction: float = bounded(0.1, low=0.001, high=0.9)
-    max_shift: float = bounded(0.05, low=0.0, high=0.5)  # augmentation: random shift, as a share of the side
+    max_shift: float = bounded(0.08, low=0.0, high=0.5)  # augmentation: random shift, as a share of the side
+    max_zoom: float = bounded(0.1, low=0.0, high=0.5)  # augmentation: random zoom in or out
     flip: bool = True  # augmentation: mirror, except where the caption says left or right
 
 
 @dataclass(frozen=True, kw_only=True)
 class OptimConfig:
-    lr: float = bounded(1e-3, low=1e-9, high=10.0)  # peak, reached after the warm-up
+    lr: float = bounded(8e-4, low=1e-9, high=10.0)  # peak, reached after the warm-up
     weight_decay: float = bounded(0.1, low=0.0, high=10.0)
     beta1: float = bounded(0.9, low=0.0, high=0.9999)
     beta2: float = bounded(0.98, low=0.0, high=0.99999)
@@ -87,7 +88,7 @@ class OptimConfig:
 class LoopConfig:
     epochs: int = bounded(60, low=1, high=1_000_000)
     steps: int | None = bounded(None, low=1, high=10**12)  # when given, the run ends after this many instead
-    batch_size: int = bounded(36, low=2, high=1_000_000)
+    batch_size: int = bounded(27, low=2, high=1_000_000)
     seed: int = bounded(0, low=0, high=2**32 - 1)
     loss: LossName = "softmax"
     checkpoint_epochs: int = bounded(5, low=0, high=1_000_000)  # 0: only the best and the last
@@ -218,7 +219,9 @@ def load_yaml(path: Path) -> Layer:
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
-        raise ConfigError(f"{path}{line} is not valid YAML: {getattr(error, 'problem', None) or 'unreadable'}") from None
+        raise ConfigError(
+            f"{path}{line} is not valid YAML: {getattr(error, 'problem', None) or 'unreadable'}"
+        ) from None
     if document is None:
         document = {}
     if not isinstance(document, dict):

@@ -79,7 +79,15 @@ def test_optional_settings_take_none():
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("12", 12), ("1e6", 10**6), ("10M", 10**7), ("1_000_000", 10**6), ("1.2B", 1_200_000_000), ("8G", 8 * 10**9), ("2k", 2000)],
+    [
+        ("12", 12),
+        ("1e6", 10**6),
+        ("10M", 10**7),
+        ("1_000_000", 10**6),
+        ("1.2B", 1_200_000_000),
+        ("8G", 8 * 10**9),
+        ("2k", 2000),
+    ],
 )
 def test_counts_as_people_write_them(text, expected):
     assert parse_count(text) == expected

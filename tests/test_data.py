@@ -85,13 +85,13 @@ def test_normalised_pictures_are_what_every_clip_expects():
 
 def test_augmentation_is_determined_by_its_generator():
     pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
-    results = [augment(pixels, np.random.default_rng(7), max_shift=0.2, flip=True) for _ in range(2)]
+    results = [augment(pixels, np.random.default_rng(7), max_shift=0.2, max_zoom=0.1, flip=True) for _ in range(2)]
     assert (results[0] == results[1]).all() and results[0].shape == pixels.shape
 
 
 def test_no_augmentation_leaves_the_picture_alone():
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    assert (augment(pixels, np.random.default_rng(0), max_shift=0.0, flip=False) == pixels).all()
+    assert (augment(pixels, np.random.default_rng(0), max_shift=0.0, max_zoom=0.0, flip=False) == pixels).all()
 
 
 # --- loader ---------------------------------------------------------------------------------------------------
@@ -117,9 +117,13 @@ class SideSource:
         return picture
 
 
-@pytest.mark.parametrize(("caption", "mirrored"), [("a cat on the left", False), ("Right: a cat", False), ("a cat", True)])
+@pytest.mark.parametrize(
+    ("caption", "mirrored"), [("a cat on the left", False), ("Right: a cat", False), ("a cat", True)]
+)
 def test_pictures_whose_caption_names_a_side_are_not_mirrored(tokenizer, caption, mirrored):
-    dataset = PairDataset(SideSource(caption), tokenizer, DataConfig(max_shift=0.0), 8, seed=0, cache_bytes=10**6)
+    dataset = PairDataset(
+        SideSource(caption), tokenizer, DataConfig(max_shift=0.0, max_zoom=0.0), 8, seed=0, cache_bytes=10**6
+    )
     left_is_white = {bool(dataset[(epoch, 0)][0][0, 0, 0] == 255) for epoch in range(30)}
     assert left_is_white == ({True, False} if mirrored else {True})
 

@@ -45,7 +45,14 @@ def test_the_arithmetic_equals_the_built_model(preset):
 
 @pytest.mark.parametrize(
     ("preset", "millions"),
-    [("tiny", (1, 3)), ("small", (75, 79)), ("base", (103, 107)), ("medium", (147, 153)), ("large", (420, 435)), ("huge", (950, 1010))],
+    [
+        ("tiny", (1, 3)),
+        ("small", (75, 79)),
+        ("base", (103, 107)),
+        ("medium", (147, 153)),
+        ("large", (420, 435)),
+        ("huge", (950, 1010)),
+    ],
 )
 def test_presets_have_the_size_they_are_said_to_have(preset, millions):
     count = cost.parameters(resolve([Layer("--preset", {"preset": preset})]).model) / 1e6
@@ -112,8 +119,8 @@ def test_weights_move_to_transformers_by_renaming(activation):
             },
             text_config={
                 "hidden_size": 24, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 3,
-                "max_position_embeddings": 12, "vocab_size": 20, "eos_token_id": 19, "bos_token_id": 1, "pad_token_id": 0,
-                **shared,
+                "max_position_embeddings": 12, "vocab_size": 20, "eos_token_id": 19, "bos_token_id": 1,
+                "pad_token_id": 0, **shared,
             },
             projection_dim=16,
         )

@@ -17,7 +17,7 @@ def _option(flag: str, help: str, panel: str, metavar: str, envvar: str | None =
 
 Data = Annotated[
     str | None,
-    typer.Argument(metavar="[DATA]", help="synthetic (240 drawn pairs) or synthetic:PAIRS.", show_default=False),
+    typer.Argument(metavar="DATA", help="synthetic (240 drawn pairs) or synthetic:PAIRS.", show_default=False),
 ]
 Preset = Annotated[
     str | None,
@@ -27,19 +27,13 @@ Config = Annotated[Path | None, _option("--config", "YAML file with settings.", 
 Set = Annotated[
     list[str] | None, _option("--set", "Any setting, such as optim.lr=1e-3. Repeatable.", _MODEL, "KEY=VALUE")
 ]
-Epochs = Annotated[
-    str | None, _option("--epochs", "How often every pair is seen.", _TRAINING, "N", "CLIPCTL_EPOCHS")
-]
-Steps = Annotated[
-    str | None, _option("--steps", "End after this many steps instead.", _TRAINING, "N", "CLIPCTL_STEPS")
-]
+Epochs = Annotated[str | None, _option("--epochs", "How often every pair is seen.", _TRAINING, "N", "CLIPCTL_EPOCHS")]
+Steps = Annotated[str | None, _option("--steps", "End after this many steps instead.", _TRAINING, "N", "CLIPCTL_STEPS")]
 BatchSize = Annotated[
     str | None, _option("--batch-size", "Pairs that are told apart at once.", _TRAINING, "N", "CLIPCTL_BATCH_SIZE")
 ]
 Lr = Annotated[str | None, _option("--lr", "Peak learning rate.", _TRAINING, "RATE", "CLIPCTL_LR")]
-Seed = Annotated[
-    str | None, _option("--seed", "Same seed and threads, same weights.", _TRAINING, "N", "CLIPCTL_SEED")
-]
+Seed = Annotated[str | None, _option("--seed", "Same seed and threads, same weights.", _TRAINING, "N", "CLIPCTL_SEED")]
 Device = Annotated[
     str | None, _option("--device", "auto (default), cpu, mps, cuda or cuda:N.", _MACHINE, "NAME", "CLIPCTL_DEVICE")
 ]
@@ -50,15 +44,20 @@ Threads = Annotated[
     str | None, _option("--threads", "CPU threads; default: one a usable core.", _MACHINE, "N", "CLIPCTL_THREADS")
 ]
 Workers = Annotated[
-    str | None, _option("--workers", "Processes that prepare pictures; default: chosen.", _MACHINE, "N", "CLIPCTL_WORKERS")
+    str | None,
+    _option("--workers", "Processes that prepare pictures; default: chosen.", _MACHINE, "N", "CLIPCTL_WORKERS"),
 ]
 RunsDir = Annotated[
     Path | None, _option("--runs-dir", "Where runs are kept; default: ./runs.", _RUN, "DIR", "CLIPCTL_RUNS")
 ]
 Name = Annotated[str | None, _option("--name", "Name of the run; default: time and preset.", _RUN, "NAME")]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Print the plan and write nothing.", rich_help_panel=_RUN, show_default=False)
+    bool,
+    typer.Option(
+        "--dry-run", metavar="", help="Print the plan and write nothing.", rich_help_panel=_RUN, show_default=False
+    ),
 ]
 Json = Annotated[
-    bool, typer.Option("--json", help="One JSON document on stdout.", rich_help_panel=_RUN, show_default=False)
+    bool,
+    typer.Option("--json", metavar="", help="One JSON document on stdout.", rich_help_panel=_RUN, show_default=False),
 ]

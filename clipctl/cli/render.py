@@ -80,7 +80,9 @@ def plan_table(plan: "TrainPlan") -> Table:
         "memory": memory_line(plan),
     }
     if config.train.loss == "softmax":
-        rows["chance loss"] = f"ln {config.train.batch_size} = {plan.chance_loss:.3f}; a loss that stays there has learnt nothing"
+        rows["chance loss"] = (
+            f"ln {config.train.batch_size} = {plan.chance_loss:.3f}; a loss that stays there has learnt nothing"
+        )
     for label, value in rows.items():
         table.add_row(label, Text(value))
     for note in plan.notes:
@@ -142,7 +144,8 @@ def summary_text(summary: "TrainSummary") -> str:
     return "\n".join(
         [
             f"trained {count(summary.parameters)} parameters in {duration(summary.seconds)} on {summary.device}: "
-            f"{summary.steps:,} steps, {summary.images_per_s:.0f} images/s, peak memory {size(summary.peak_memory_bytes)}",
+            f"{summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
+            f"peak memory {size(summary.peak_memory_bytes)}",
             f"of {pairs} captions it had never seen, {found[0]} find their picture and {found[1]} are found by it: "
             f"R@1 {percent(score)} (best {percent(best)}, chance {percent(1 / pairs)})",
             f"everything is in {summary.run}",

@@ -12,14 +12,18 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 
-def augment(pixels: Pixels, rng: np.random.Generator, *, max_shift: float, flip: bool) -> Pixels:
-    """Shift by up to `max_shift` of the side, repeating the edge, and mirror half of the time if `flip`."""
+def augment(pixels: Pixels, rng: np.random.Generator, *, max_shift: float, max_zoom: float, flip: bool) -> Pixels:
+    """Shift by up to `max_shift` of the side, zoom by up to `max_zoom`, mirror half of the time if `flip`.
+
+    Rows and columns are picked from the original by index, with the edge repeated: no blending, so colours stay.
+    """
     side = len(pixels)
-    reach_px = round(max_shift * side)
-    if reach_px:
-        down, right = rng.integers(-reach_px, reach_px + 1, size=2)
-        rows = np.clip(np.arange(side) - down, 0, side - 1)
-        columns = np.clip(np.arange(side) - right, 0, side - 1)
+    if max_shift or max_zoom:
+        zoom = 1 + rng.uniform(-max_zoom, max_zoom)
+        from_middle = (np.arange(side) - (side - 1) / 2) / zoom + (side - 1) / 2
+        down, right = rng.uniform(-max_shift, max_shift, size=2) * side
+        rows = np.clip(np.rint(from_middle - down), 0, side - 1).astype(np.intp)
+        columns = np.clip(np.rint(from_middle - right), 0, side - 1).astype(np.intp)
         pixels = pixels[rows][:, columns]
     if flip and rng.integers(2):
         pixels = pixels[:, ::-1]
@@ -27,7 +31,7 @@ def augment(pixels: Pixels, rng: np.random.Generator, *, max_shift: float, flip:
 
 
 def normalise(images: Tensor) -> Tensor:
-    """Bytes (B, H, W, 3) to the contiguous floats (B, 3, H, W) that the image tower takes, on the device they are on."""
+    """Bytes (B, H, W, 3) to the contiguous floats (B, 3, H, W) that the image tower takes, on the same device."""
     mean = torch.tensor(MEAN, device=images.device) * 255
     std = torch.tensor(STD, device=images.device) * 255
     return ((images.float() - mean) / std).permute(0, 3, 1, 2).contiguous()

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
@@ -57,35 +58,41 @@ class PictureCache:
         return pixels
 
 
-class PairDataset(Dataset[tuple[Pixels, "np.ndarray[tuple[int], np.dtype[np.int64]]"]]):
+class PairDataset(Dataset[tuple[Pixels, NDArray[np.int64]]]):
     """One augmented pair for each key (epoch, index); what is random about it is f(seed, epoch, index)."""
 
     def __init__(
-        self, source: Source, tokenizer: CharacterTokenizer, config: DataConfig, size_px: int, seed: int, cache_bytes: int
+        self,
+        source: Source,
+        tokenizer: CharacterTokenizer,
+        config: DataConfig,
+        size_px: int,
+        seed: int,
+        cache_bytes: int,
     ) -> None:
         self._source, self._tokenizer, self._config = source, tokenizer, config
         self._size_px, self._seed = size_px, seed
         self._cache = PictureCache(cache_bytes)
 
-    def __getitem__(self, key: tuple[int, int]) -> "tuple[Pixels, np.ndarray[tuple[int], np.dtype[np.int64]]]":
+    def __getitem__(self, key: tuple[int, int]) -> tuple[Pixels, NDArray[np.int64]]:
         epoch, index = key
         rng = np.random.default_rng([self._seed, epoch, index])
         captions = self._source.captions(index)
-        caption = captions[rng.integers(len(captions))]
+        caption = captions[int(rng.integers(len(captions)))]
         pixels = self._cache.get(self._source, index, self._size_px)
         # A mirrored picture would make "on the left" a lie.
         flip = self._config.flip and not _SIDES.search(caption)
-        pixels = augment(pixels, rng, max_shift=self._config.max_shift, flip=flip)
+        pixels = augment(pixels, rng, max_shift=self._config.max_shift, max_zoom=self._config.max_zoom, flip=flip)
         return pixels, self._tokenizer.encode(caption)
 
 
 class Collate:
-    """Stacks pairs. Unless `fixed_length`, tokens are cut to the longest caption: padding behind the end has no effect."""
+    """Stacks pairs. Unless `fixed_length`, tokens are cut to the longest caption: padding has no effect."""
 
     def __init__(self, *, fixed_length: bool) -> None:
         self._fixed_length = fixed_length
 
-    def __call__(self, pairs: list[tuple[Pixels, "np.ndarray[tuple[int], np.dtype[np.int64]]"]]) -> Batch:
+    def __call__(self, pairs: list[tuple[Pixels, NDArray[np.int64]]]) -> Batch:
         images = np.stack([pixels for pixels, _ in pairs])
         tokens = np.stack([ids for _, ids in pairs])
         if not self._fixed_length:
@@ -98,9 +105,9 @@ class TrainLoader:
 
     def __init__(self, dataset: PairDataset, sampler: EpochSampler, *, workers: int, fixed_length: bool) -> None:
         self._sampler = sampler
-        self._loader: DataLoader[Batch] = DataLoader(
+        self._loader: DataLoader[Any] = DataLoader(
             dataset,
-            batch_sampler=sampler,  # type: ignore[arg-type]  # keys are (epoch, index) pairs
+            batch_sampler=sampler,
             collate_fn=Collate(fixed_length=fixed_length),
             num_workers=workers,
             persistent_workers=workers > 0,

@@ -94,3 +94,18 @@ def _device(kind: str, reason: str) -> Device:
     index = int(kind.split(":")[1])
     free, _ = torch.cuda.mem_get_info(index)
     return Device("cuda", index, torch.cuda.get_device_name(index), free, reason)
+
+
+_OUT_OF_MEMORY = (
+    "MPS backend out of memory",
+    "can't allocate memory",
+    "CUDA out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """True for every way in which CPU, MPS and CUDA say that a tensor did not fit."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)

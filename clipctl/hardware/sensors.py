@@ -66,7 +66,7 @@ def temperature_c() -> float | None:
     for chip in _TEMPERATURE_SENSORS:
         values = [sensor.current for sensor in sensors.get(chip, []) if sensor.current]
         if values:
-            return round(max(values), 1)
+            return float(round(max(values), 1))
     return None
 
 

@@ -100,7 +100,9 @@ class RunDir:
         except Timeout:
             owner = self.status()
             who = f" by process {owner.pid} on {owner.host}" if owner else ""
-            raise RunError(f"{self.path} is being written{who}", f"watch it with: clipctl monitor {self.name}") from None
+            raise RunError(
+                f"{self.path} is being written{who}", f"watch it with: clipctl monitor {self.name}"
+            ) from None
 
     def release(self) -> None:
         self._lock.release()
@@ -151,6 +153,7 @@ def new_name(preset: str) -> str:
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name.encode()) > _MAX_NAME_BYTES:
         raise RunError(
-            f"{name!r} cannot name a run", "use letters, digits, dots, dashes and underscores, no slashes, up to 200 bytes"
+            f"{name!r} cannot name a run",
+            "use letters, digits, dots, dashes and underscores, no slashes, up to 200 bytes",
         )
     return name

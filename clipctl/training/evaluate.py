@@ -52,13 +52,19 @@ class Evaluator:
         image, text, losses = self._embed(state)
         similarity = image @ text.T  # (N, N): row = image, column = text
         i2t, t2i = _ranks(similarity), _ranks(similarity.T)
-        recalls = {
-            f"{direction}_r{k}": float((ranks < k).float().mean())
-            for direction, ranks in (("i2t", i2t), ("t2i", t2i))
-            for k in (1, 5, 10)
-        }
-        accuracies = self._accuracy_by_band(similarity)
-        return Evaluation(val_loss=sum(losses) / len(losses), **recalls, **accuracies)
+        easy, medium, hard = self._accuracy_by_band(similarity)
+        return Evaluation(
+            val_loss=sum(losses) / len(losses),
+            i2t_r1=_recall(i2t, 1),
+            i2t_r5=_recall(i2t, 5),
+            i2t_r10=_recall(i2t, 10),
+            t2i_r1=_recall(t2i, 1),
+            t2i_r5=_recall(t2i, 5),
+            t2i_r10=_recall(t2i, 10),
+            accuracy_easy=easy,
+            accuracy_medium=medium,
+            accuracy_hard=hard,
+        )
 
     @torch.no_grad()
     def _embed(self, state: TrainState) -> tuple[Tensor, Tensor, list[float]]:
@@ -75,19 +81,19 @@ class Evaluator:
         state.model.train()
         return torch.cat(images).cpu(), torch.cat(texts).cpu(), torch.stack(losses).tolist()
 
-    def _accuracy_by_band(self, similarity: Tensor) -> dict[str, float | None]:
-        """Share of queries, both directions, whose partner beats every negative of a band."""
-        result: dict[str, float | None] = {}
-        for number, band in enumerate(BANDS):
+    def _accuracy_by_band(self, similarity: Tensor) -> list[float | None]:
+        """For each band the share of queries, both directions, whose partner beats every negative of that band."""
+        result: list[float | None] = []
+        for number in range(len(BANDS)):
             negatives = torch.from_numpy(self._bands == number)
             if not negatives.any():
-                result[f"accuracy_{band}"] = None
+                result.append(None)
                 continue
             shares = [
                 float((scores.diagonal() > scores.masked_fill(~mask, -2.0).amax(dim=1)).float().mean())
                 for scores, mask in ((similarity, negatives), (similarity.T, negatives.T))
             ]
-            result[f"accuracy_{band}"] = sum(shares) / 2
+            result.append(sum(shares) / 2)
         return result
 
 
@@ -95,6 +101,10 @@ def _ranks(similarity: Tensor) -> Tensor:
     """How many wrong candidates each query (row) prefers to its own. A tie counts against it."""
     own = similarity.diagonal().unsqueeze(1)
     return (similarity >= own).sum(dim=1) - 1
+
+
+def _recall(ranks: Tensor, k: int) -> float:
+    return float((ranks < k).double().mean())
 
 
 def negative_bands(captions: Sequence[str]) -> NDArray[np.int8]:

@@ -11,6 +11,8 @@ import torch
 from clipctl import config as configs
 from clipctl.data.loader import PairDataset, TrainLoader, validation_batches
 from clipctl.data.sampling import EpochSampler
+from clipctl.errors import DeviceError
+from clipctl.hardware.devices import is_out_of_memory
 from clipctl.hardware.memory import peak_rss_bytes
 from clipctl.model.clip import Clip
 from clipctl.runs import metrics
@@ -151,6 +153,12 @@ class _Training:
         except KeyboardInterrupt:
             outcome = "stopped"
             raise
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            batch_size, kind = self.plan.config.train.batch_size, self.plan.device.kind
+            hint = f"try --batch-size {max(2, batch_size // 2)}"
+            raise DeviceError(f"{kind} is out of memory at batch size {batch_size}", hint) from error
         finally:
             recorder.stop()
             self._flush()

@@ -52,12 +52,14 @@ def block_of(name: str) -> str:
 
 @torch.no_grad()
 def grad_norms_by_block(model: nn.Module) -> dict[str, float]:
-    """Norm of the gradients that the last step left, by block. Reads them from the device: once an epoch, not a step."""
+    """Norm of the gradients that the last step left, by block. Waits for the device: once an epoch, not a step."""
     squares: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             block = block_of(name)
-            squares[block] = squares.get(block, torch.zeros((), device=parameter.device)) + parameter.grad.square().sum()
+            squares[block] = (
+                squares.get(block, torch.zeros((), device=parameter.device)) + parameter.grad.square().sum()
+            )
     if not squares:
         return {}
     norms = torch.stack(list(squares.values())).sqrt().tolist()

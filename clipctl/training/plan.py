@@ -87,7 +87,9 @@ def make_plan(asked: TrainConfig) -> TrainPlan:
     steps_per_epoch = batch_count(len(split.train), config.train.batch_size)
     total_steps = config.train.steps or config.train.epochs * steps_per_epoch
     if warmup_steps(config.optim, total_steps) >= total_steps and total_steps > 1:
-        notes.append(f"optim.warmup_steps {config.optim.warmup_steps} is not shorter than the run of {total_steps} steps")
+        notes.append(
+            f"optim.warmup_steps {config.optim.warmup_steps} is not shorter than the run of {total_steps} steps"
+        )
     return TrainPlan(
         config=config,
         train_source=split.train,

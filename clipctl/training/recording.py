@@ -102,7 +102,9 @@ class StepLog:
         self._flushed = time.perf_counter()
         if not self._waiting:
             return None
-        values = torch.stack([torch.stack([value.float() for value in result]) for _, result, _ in self._waiting]).tolist()
+        values = torch.stack(
+            [torch.stack([value.float() for value in result]) for _, result, _ in self._waiting]
+        ).tolist()
         images = sum(start.pairs for start, _, _ in self._waiting)
         seconds = sum(start.step_s for start, _, _ in self._waiting)
         for (start, _, elapsed_s), (loss, accuracy, grad_norm, scale) in zip(self._waiting, values, strict=True):
@@ -130,7 +132,9 @@ class StepLog:
 class SystemRecorder(threading.Thread):
     """Writes a system row and a heartbeat about once a second until told to stop."""
 
-    def __init__(self, writer: MetricsWriter, device: Device, *, with_children: bool, heartbeat: Callable[[], None]) -> None:
+    def __init__(
+        self, writer: MetricsWriter, device: Device, *, with_children: bool, heartbeat: Callable[[], None]
+    ) -> None:
         super().__init__(name="system-recorder", daemon=True)
         self._writer, self._device, self._heartbeat = writer, device, heartbeat
         self._sensors = SystemSensors(with_children=with_children)

@@ -31,8 +31,8 @@ def open_data(config: DataConfig) -> Split:
     val_pairs = round(pairs * config.val_fraction)
     if val_pairs < MIN_PAIRS or pairs - val_pairs < MIN_PAIRS:
         raise DataError(
-            f"{config.source!r} with data.val_fraction {config.val_fraction:g} leaves {pairs - val_pairs} pairs to train on "
-            f"and {val_pairs} to test with; {MIN_PAIRS} of each is the least",
+            f"{config.source!r} with data.val_fraction {config.val_fraction:g} leaves {pairs - val_pairs} pairs "
+            f"to train on and {val_pairs} to test with; {MIN_PAIRS} of each is the least",
             "ask for more pairs, such as synthetic:240",
         )
     return Split(

@@ -268,9 +268,7 @@ class Canvas:
     def polyline(self, points: Sequence[Point], width: float, fill: Colour) -> None:
         side = self.side_px
         for (x0, y0), (x1, y1) in pairwise(points):
-            self.draw.line(
-                [x0 * side, y0 * side, x1 * side, y1 * side], fill=fill, width=max(1, round(width * side))
-            )
+            self.draw.line([x0 * side, y0 * side, x1 * side, y1 * side], fill=fill, width=max(1, round(width * side)))
 
     def pen(self, x: float, y: float, side: float, colour: Colour, mirrored: bool) -> Pen:
         """A pen for a subject whose centre is (x, y) and whose square has this side, in shares of the picture."""

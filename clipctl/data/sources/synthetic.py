@@ -24,38 +24,36 @@ PLURALS = {"fish": "fish", "butterfly": "butterflies", "bus": "buses"}  # the ot
 
 COLOURS: dict[str, Colour] = {
     "red": (218, 48, 44),
-    "orange": (242, 142, 38),
     "yellow": (246, 216, 56),
     "green": (62, 160, 74),
     "blue": (56, 104, 214),
     "purple": (140, 70, 176),
-    "pink": (244, 146, 186),
     "white": (246, 246, 246),
 }
 COUNT_WORDS = ("a", "two", "three")
-SIDES = {"small": 0.2, "big": 0.34}  # of one subject, in shares of the picture's side
+SIDES = {"small": 0.3, "big": 0.5}  # of a single subject, in shares of the picture's side
 
-# Where the group stands: a direction from the middle, scaled by the room its extent leaves.
-PLACES: dict[str, tuple[int, int]] = {
-    "on the left": (-1, 0),
-    "on the right": (1, 0),
-    "at the top": (0, -1),
-    "at the bottom": (0, 1),
-    "in the middle": (0, 0),
-}
+# Where the middle of the group stands: up or down, scaled by the room its extent leaves. Nothing is said of left and
+# right, so every picture may be mirrored.
+PLACES = {"at the top": -1, "in the middle": 0, "at the bottom": 1}
 
-# Subjects of a group stand around its middle, in units of their side.
+# How one, two and three subjects stand around their middle, in units of their side, and how much smaller each is drawn
+# than a single one, so that a group takes about the same room.
 GROUPS = (
-    ((0.0, 0.0),),
-    ((-0.52, 0.0), (0.52, 0.0)),
-    ((0.0, -0.5), (-0.52, 0.5), (0.52, 0.5)),
+    (1.0, ((0.0, 0.0),)),
+    (0.77, ((-0.48, 0.0), (0.48, 0.0))),
+    (0.67, ((0.0, -0.46), (-0.48, 0.46), (0.48, 0.46))),
 )
 
 WORDINGS = (
     "{subject} {place}, {background}",
+    "{subject} {background}, {place}",
     "{background}: {subject} {place}",
+    "{background} {place}, {subject}",
     "{place} {background}, {subject}",
+    "{place}: {subject} {background}",
     "drawing of {subject} {background}, {place}",
+    "here: {subject} {place}, {background}",
 )
 
 VALIDATION_SHARE = 0.1  # of the combinations of each subject
@@ -91,7 +89,7 @@ class SyntheticSource:
         return self.count
 
     def combination(self, index: int) -> Combination:
-        """Subjects take turns; each walks through its own shuffled combinations and starts over when they are used up."""
+        """Subjects take turns; each walks through its own shuffled combinations, over and over."""
         turn, subject = divmod(index, len(self._by_subject))
         choices = self._by_subject[subject]
         return choices[turn % len(choices)]
@@ -118,15 +116,13 @@ def draw_scene(scene: Combination, rng: np.random.Generator, size_px: int) -> Im
     """The scene with small random differences in shade, position and size, which the caption does not mention."""
     canvas = Canvas(size_px)
     BACKGROUNDS[scene.background](canvas, rng.uniform(0.52, 0.6))
-    side = SIDES[scene.size] * rng.uniform(0.94, 1.06)
+    shrink, group = GROUPS[scene.count - 1]
+    side = SIDES[scene.size] * shrink * rng.uniform(0.94, 1.06)
     colour = shade(COLOURS[scene.colour], rng.uniform(0.93, 1.05))
-    direction_x, direction_y = PLACES[scene.place]
-    group = GROUPS[scene.count - 1]
-    # How far the group's middle may move before its outermost subject touches the edge.
-    room_x = 0.48 - (max(x for x, _ in group) + 0.5) * side
-    room_y = 0.48 - (max(y for _, y in group) + 0.5) * side
-    middle_x = 0.5 + direction_x * room_x + rng.uniform(-0.015, 0.015)
-    middle_y = 0.5 + direction_y * room_y + rng.uniform(-0.015, 0.015)
+    # How far the group's middle may move up or down before its outermost subject touches the edge.
+    room = 0.48 - (max(y for _, y in group) + 0.5) * side
+    middle_x = 0.5 + rng.uniform(-0.03, 0.03)
+    middle_y = 0.5 + room * PLACES[scene.place] + rng.uniform(-0.015, 0.015)
     for offset_x, offset_y in group:
         x, y = middle_x + offset_x * side, middle_y + offset_y * side
         SUBJECTS[scene.subject](canvas.pen(x, y, side, colour, mirrored=bool(rng.integers(2))))

@@ -1,0 +1,172 @@
+"""The command line as a person uses it: real processes for what depends on the process, a runner for the rest."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from clipctl.cli.app import app
+from tests.conftest import MICRO
+
+SETTINGS = [argument for key, value in MICRO.items() for argument in ("--set", f"{key}={value}")]
+
+
+def clipctl(*arguments, cwd=None, **environment):
+    """Run the real program."""
+    return subprocess.run(
+        [sys.executable, "-m", "clipctl", *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+
+
+def invoke(*arguments, **environment):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env=environment)
+
+
+# --- training -------------------------------------------------------------------------------------------------
+
+
+def test_train_writes_a_run_and_prints_its_score(tmp_path):
+    done = clipctl("train", *SETTINGS, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (run,) = (tmp_path / "runs").iterdir()
+    assert yaml.safe_load((run / "config.yaml").read_text())["train"]["batch_size"] == 12
+    assert "captions it had never seen" in done.stdout and run.name in done.stdout
+    assert "images/s" in done.stderr and "\x1b" not in done.stderr + done.stdout
+
+
+def test_json_is_one_document_on_stdout(tmp_path):
+    done = clipctl("train", *SETTINGS, "--json", "--runs-dir", "elsewhere", "--name", "mine", cwd=tmp_path)
+    document = json.loads(done.stdout)
+    assert document["schema"] == "clipctl.train/1"
+    keys = "run state device parameters steps epochs seconds images_per_s loss i2t_r1 t2i_r1 best_i2t_r1 best_t2i_r1"
+    assert set(keys.split()) | {"peak_memory_bytes"} <= set(document)
+    assert document["run"] == os.path.join("elsewhere", "mine") and document["state"] == "finished"
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
+    done = clipctl("train", "--dry-run", cwd=tmp_path)
+    assert done.returncode == 0
+    for text in ("parameters", "216 pairs", "24 held out", "no accelerator", "chance loss", "activations"):
+        if text != "no accelerator":
+            assert text in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_flags_beat_the_environment_which_beats_the_file(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("optim: {lr: 1e-4}\ntrain: {epochs: 7, batch_size: 9}\n")
+    arguments = ["train", "--dry-run", "--json", "--config", file]
+    document = json.loads(invoke(*arguments, "--lr", "3e-4", CLIPCTL_LR="2e-4", CLIPCTL_EPOCHS="5").stdout)
+    assert document["config"]["optim"]["lr"] == 3e-4
+    assert document["config"]["train"]["epochs"] == 5
+    assert document["config"]["train"]["batch_size"] == 9
+
+
+def test_a_large_batch_shrinks_and_says_so():
+    done = invoke("train", "--dry-run", "--batch-size", "1e4")
+    assert done.exit_code == 0 and "larger than the 216 training pairs: using 216" in done.stdout
+
+
+# --- mistakes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "texts"),
+    [
+        (["--preset", "tinny"], 2, ["unknown preset 'tinny'", "did you mean tiny?"]),
+        (["--set", "optim.lrr=1"], 2, ["unknown key optim.lrr", "did you mean optim.lr?"]),
+        (["--set", "optim.lr"], 2, ["is not KEY=VALUE"]),
+        (["--device", "gpu"], 2, ["unknown device 'gpu'", "available: auto, cpu"]),
+        (["--precision", "fp8"], 2, ["one of auto, fp32, bf16"]),
+        (["--epochs", "-3"], 2, ["train.epochs must be between", "'-3'"]),
+        (["--batch-size", "1"], 2, ["train.batch_size must be between 2"]),
+        (["--lr", "fast", "--seed", "x"], 2, ["optim.lr must be a number", "train.seed must be a whole number"]),
+        (["--config", "missing.yaml"], 2, ["no such config file: missing.yaml"]),
+        (["--name", "a/b"], 2, ["cannot name a run"]),
+        (["no-such-folder"], 2, ["'no-such-folder' is no dataset"]),
+        (["--no-such-flag"], 2, ["--no-such-flag"]),
+        (["--preset", "huge", "--batch-size", "200"], 4, ["training needs about", "hint:"]),
+    ],
+)
+def test_mistakes_are_explained(tmp_path, monkeypatch, arguments, code, texts):
+    monkeypatch.chdir(tmp_path)
+    done = invoke("train", *arguments)
+    assert done.exit_code == code
+    for text in texts:
+        assert text in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_missing_device_ends_with_4():
+    import torch
+
+    if torch.backends.mps.is_available():
+        pytest.skip("this machine has an Apple GPU")
+    done = clipctl("train", "--device", "mps")
+    assert done.returncode == 4
+    assert "error: device mps is not available on this machine" in done.stderr and "available: auto, cpu" in done.stderr
+
+
+def test_a_run_that_exists_is_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    done = invoke("train", *SETTINGS, "--runs-dir", tmp_path, "--name", "mine")
+    assert done.exit_code == 2 and "run already exists" in done.stderr
+    assert list((tmp_path / "mine").iterdir()) == []
+
+
+def test_a_directory_that_cannot_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    done = invoke("train", *SETTINGS, "--runs-dir", tmp_path / "file" / "runs")
+    assert done.exit_code == 2 and "cannot create a run" in done.stderr and "--runs-dir" in done.stderr
+
+
+def test_an_unexpected_failure_is_no_traceback_unless_asked_for(tmp_path, monkeypatch):
+    monkeypatch.setattr("clipctl.training.plan.make_plan", lambda config: 1 / 0)
+    done = invoke("train")
+    assert done.exit_code == 1 and "ZeroDivisionError" in done.stderr and "Traceback" not in done.stderr
+    assert "Traceback" in invoke("train", CLIPCTL_DEBUG="1").stderr
+
+
+def test_ctrl_c_ends_with_130(tmp_path):
+    import signal
+
+    process = subprocess.Popen(
+        [sys.executable, "-m", "clipctl", "train", *SETTINGS, "--set", "train.epochs=100000", "--name", "mine"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "/100000" in line:
+            break
+    process.send_signal(signal.SIGINT)
+    _, stderr = process.communicate(timeout=30)
+    assert process.returncode == 130 and "Traceback" not in stderr
+    assert json.loads((tmp_path / "runs/mine/run.json").read_text())["state"] == "stopped"
+
+
+# --- start-up -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"], ["--version"]])
+def test_help_does_not_import_torch(arguments):
+    code = (
+        "import sys, runpy; sys.argv = ['clipctl', *sys.argv[1:]]\n"
+        "try: runpy.run_module('clipctl', run_name='__main__')\n"
+        "except SystemExit as end: code = end.code\n"
+        "sys.exit(code or int('torch' in sys.modules) * 7)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True).returncode == 0
+
+
+def test_no_command_shows_the_commands():
+    assert "train" in invoke().output

@@ -1,0 +1,58 @@
+"""The documents keep their promises."""
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from clipctl.cli.app import app
+from clipctl.cli.train import NEXT_COMMANDS
+from clipctl.config import LEAVES, PRESETS, Layer, load_yaml, resolve
+from clipctl.model import cost
+
+ROOT = Path(__file__).parent.parent
+
+
+def commands() -> list[str]:
+    """Every line of the documents that a reader could type, and what a finished training suggests."""
+    texts = [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]]
+    found = [line for text in texts for line in re.findall(r"^    (?:\$ )?(?:\S*/)?(clipctl .*)$", text, re.MULTILINE)]
+    return found + [command.format(seed=0) for _, command in NEXT_COMMANDS]
+
+
+@pytest.mark.parametrize("command", sorted(set(commands())))
+def test_documented_commands_are_accepted(command, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    arguments = shlex.split(command.split(" > ")[0])[1:]
+    done = CliRunner().invoke(app, [*arguments, "--dry-run"])
+    assert done.exit_code == 0, done.output
+
+
+def test_there_are_commands_to_check():
+    assert len(commands()) >= 6
+
+
+@pytest.mark.parametrize("path", sorted(ROOT.glob("examples/*.yaml")), ids=lambda path: path.name)
+def test_examples_resolve(path):
+    resolve([load_yaml(path)])
+
+
+def test_the_readme_states_the_computed_sizes():
+    table = (ROOT / "README.md").read_text(encoding="utf-8")
+    for preset in PRESETS:
+        millions = cost.parameters(resolve([Layer("--preset", {"preset": preset})]).model) / 1e6
+        assert re.search(rf"^\| `{preset}`.*\| {millions:.1f}M \|", table, re.MULTILINE), (preset, millions)
+
+
+def test_every_key_is_documented():
+    text = (ROOT / "docs/configuration.md").read_text(encoding="utf-8")
+    missing = [key for key in LEAVES if f"`{key.rsplit('.', 1)[-1]}`" not in text and f"`{key}`" not in text]
+    assert not missing
+
+
+def test_documented_links_exist():
+    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        for target in re.findall(r"\]\(((?!https?:)[^)]+)\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), (path, target)

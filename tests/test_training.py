@@ -1,0 +1,305 @@
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from clipctl import config as configs
+from clipctl.config import OptimConfig
+from clipctl.data.loader import Batch
+from clipctl.errors import ConfigError, DeviceError
+from clipctl.runs import checkpoints, metrics
+from clipctl.runs.checkpoints import CheckpointStore
+from clipctl.runs.rundir import RunDir
+from clipctl.training import loop
+from clipctl.training.cadence import due
+from clipctl.training.evaluate import Evaluator, negative_bands
+from clipctl.training.optim import grad_norms_by_block, lr_at, make_optimizer
+from clipctl.training.plan import make_plan
+from clipctl.training.state import read_checkpoint
+from clipctl.training.step import train_step
+
+
+def changed(config, section, **values):
+    return replace(config, **{section: replace(getattr(config, section), **values)})
+
+
+def run_training(config, root, name="run"):
+    run = RunDir.create(root, config.preset, name)
+    summary = loop.train(make_plan(config), run)
+    return run, summary
+
+
+def weights(run):
+    last = CheckpointStore(run.checkpoints_dir, run.name).last()
+    assert last is not None
+    return load_file(last.path / checkpoints.MODEL)
+
+
+def rows(run, kind):
+    return [row for row in metrics.read_rows(run.metrics_file) if row["kind"] == kind]
+
+
+# --- a whole run ----------------------------------------------------------------------------------------------
+
+
+def test_a_run_writes_all_that_its_directory_promises(micro, tmp_path):
+    run, summary = run_training(micro, tmp_path)
+    assert (
+        configs.from_dict(configs.yaml.safe_load(run.config_file.read_text()), "config.yaml") == make_plan(micro).config
+    )
+    assert json.loads(run.environment_file.read_text())["device"]["kind"] == "cpu"
+    assert json.loads(run.tokenizer_file.read_text())["kind"] == "characters"
+    status = run.status()
+    assert status is not None and (status.state, status.step) == ("finished", 6)
+    assert (summary.state, summary.steps, summary.epochs) == ("finished", 6, 2)
+    assert 0 <= summary.i2t_r1 <= summary.best_i2t_r1 + summary.best_t2i_r1
+
+
+def test_step_rows_carry_the_numbers_and_the_time_split(micro, tmp_path):
+    run, _ = run_training(micro, tmp_path)
+    steps = rows(run, "step")
+    assert [row["step"] for row in steps] == [1, 2, 3, 4, 5, 6]
+    assert [row["epoch"] for row in steps] == [1, 1, 1, 2, 2, 2]
+    for row in steps:
+        parts = sum(row[f"{phase}_s"] for phase in ("data", "transfer", "forward", "backward", "optimizer"))
+        assert parts <= row["step_s"] * 1.001 and parts > row["step_s"] * 0.8
+        assert row["loss"] > 0 and 0 <= row["accuracy"] <= 1 and row["grad_norm"] > 0
+        assert row["temperature"] == pytest.approx(0.07, rel=0.1)
+
+
+def test_epoch_and_eval_rows(micro, tmp_path):
+    run, summary = run_training(micro, tmp_path)
+    epochs, evals = rows(run, "epoch"), rows(run, "eval")
+    assert [row["epoch"] for row in epochs] == [row["epoch"] for row in evals] == [1, 2]
+    assert {"image.blocks.0", "text.blocks.0", "log_scale", "image.patches"} <= set(epochs[0]["grad_norm_by_block"])
+    assert {"i2t_r1", "t2i_r10", "accuracy_easy", "accuracy_hard", "val_loss"} <= set(evals[0])
+    assert (evals[-1]["i2t_r1"], evals[-1]["t2i_r1"]) == (summary.i2t_r1, summary.t2i_r1)
+    assert rows(run, "end")[0]["state"] == "finished"
+
+
+def test_same_seed_same_losses_and_weights(micro, tmp_path):
+    first, _ = run_training(micro, tmp_path, "first")
+    second, _ = run_training(micro, tmp_path, "second")
+    assert [row["loss"] for row in rows(first, "step")] == [row["loss"] for row in rows(second, "step")]
+    left, right = weights(first), weights(second)
+    assert left.keys() == right.keys() and all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_another_seed_gives_other_weights(micro, tmp_path):
+    first, _ = run_training(micro, tmp_path, "first")
+    second, _ = run_training(changed(micro, "train", seed=1), tmp_path, "second")
+    assert not torch.equal(weights(first)["image.projection.weight"], weights(second)["image.projection.weight"])
+
+
+def test_workers_do_not_change_the_weights(micro, tmp_path):
+    alone, _ = run_training(micro, tmp_path, "alone")
+    helped, _ = run_training(changed(micro, "runtime", workers=1), tmp_path, "helped")
+    left, right = weights(alone), weights(helped)
+    assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_steps_end_a_run_within_an_epoch(micro, tmp_path):
+    run, summary = run_training(changed(micro, "train", steps=4), tmp_path)
+    assert (summary.steps, summary.epochs) == (4, 2)
+    last = CheckpointStore(run.checkpoints_dir, run.name).last()
+    assert last is not None and last.step == 4
+
+
+def test_progress_is_reported_at_the_end_at_least(micro, tmp_path):
+    seen = []
+    loop.train(make_plan(micro), RunDir.create(tmp_path, "tiny"), seen.append)
+    assert seen[-1].step == seen[-1].total_steps == 6 and seen[-1].eta_s == 0
+
+
+def test_a_failed_run_says_so(micro, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(loop, "train_step", fail)
+    run = RunDir.create(tmp_path, "tiny")
+    with pytest.raises(RuntimeError, match="broken"):
+        loop.train(make_plan(micro), run)
+    status = run.status()
+    assert status is not None and status.state == "failed"
+
+
+@pytest.mark.parametrize(
+    "message", ["MPS backend out of memory (MPS allocated: 8 GB)", "DefaultCPUAllocator: can't allocate memory"]
+)
+def test_out_of_memory_becomes_advice(micro, tmp_path, monkeypatch, message):
+    def fail(*args, **kwargs):
+        raise RuntimeError(message)
+
+    monkeypatch.setattr(loop, "train_step", fail)
+    with pytest.raises(DeviceError, match="out of memory") as caught:
+        loop.train(make_plan(micro), RunDir.create(tmp_path, "tiny"))
+    assert "--batch-size 6" in (caught.value.hint or "")
+
+
+@pytest.mark.parametrize("values", [{"loss": "sigmoid"}, {"batch_size": 7}])
+def test_other_losses_and_uneven_batches_train(micro, tmp_path, values):
+    _, summary = run_training(changed(micro, "train", **values), tmp_path)
+    assert math.isfinite(summary.loss)
+
+
+def test_bf16_trains(micro, tmp_path):
+    _, summary = run_training(changed(micro, "runtime", precision="bf16"), tmp_path)
+    assert math.isfinite(summary.loss)
+
+
+# --- checkpoints ----------------------------------------------------------------------------------------------
+
+
+def test_a_checkpoint_restores_model_optimizer_and_generator(micro, tmp_path):
+    run, _ = run_training(micro, tmp_path)
+    checkpoint = CheckpointStore(run.checkpoints_dir, run.name).last()
+    assert checkpoint is not None
+    plan = make_plan(micro)
+    states = []
+    for _ in range(2):
+        state = loop.make_state(plan)
+        torch.manual_seed(99)
+        facts = read_checkpoint(state, checkpoint)
+        batch = next(loop.make_loader(plan).epoch(7))
+        train_step(state, batch, lr=1e-3)
+        states.append((state, torch.get_rng_state()))
+    assert facts["config"]["train"]["batch_size"] == 12
+    (first, first_rng), (second, second_rng) = states
+    assert first.step == 7 and torch.equal(first_rng, second_rng)
+    moments = [state.optimizer.state[state.model.log_scale] for state in (first, second)]
+    assert moments[0]["step"].item() == 7 and torch.equal(moments[0]["exp_avg"], moments[1]["exp_avg"])
+
+
+def test_checkpoints_fall_due_by_epochs_and_at_the_end(micro, tmp_path):
+    config = changed(micro, "train", epochs=5, checkpoint_epochs=2)
+    run, _ = run_training(config, tmp_path)
+    saved = [row["epoch"] for row in rows(run, "checkpoint")]
+    assert {2, 4, 5} <= set(saved) and 1 in saved  # the first is the best so far
+
+
+@pytest.mark.parametrize(
+    ("count", "every", "expected"), [(5, 5, True), (4, 5, False), (7, 5, True), (3, 0, False), (7, 0, True)]
+)
+def test_due(count, every, expected):
+    assert due(count, every, last=7) is expected
+
+
+# --- plan -----------------------------------------------------------------------------------------------------
+
+
+def test_a_batch_larger_than_the_data_shrinks_and_says_so(micro):
+    plan = make_plan(changed(micro, "train", batch_size=500))
+    assert plan.config.train.batch_size == 36
+    assert any("500 is larger than the 36 training pairs" in note for note in plan.notes)
+
+
+def test_a_vocabulary_that_is_too_small_is_refused(micro):
+    model = replace(micro.model, text=replace(micro.model.text, vocab_size=5))
+    with pytest.raises(ConfigError, match="too small"):
+        make_plan(replace(micro, model=model))
+
+
+def test_what_does_not_fit_is_refused_with_a_batch_that_would(micro):
+    plan = make_plan(micro)
+    fixed = plan.memory.total_bytes - plan.memory.activations_bytes
+    half = replace(plan, device=replace(plan.device, memory_bytes=fixed + plan.memory.activations_bytes // 2))
+    with pytest.raises(DeviceError) as caught:
+        half.check_memory()
+    assert caught.value.hint == "--batch-size 6 would fit"
+
+
+def test_long_captions_are_counted(micro):
+    model = replace(micro.model, text=replace(micro.model.text, context=20))
+    assert any("are cut" in note for note in make_plan(replace(micro, model=model)).notes)
+
+
+# --- optimizer ------------------------------------------------------------------------------------------------
+
+
+def test_the_rate_warms_up_peaks_and_falls():
+    config = OptimConfig(lr=1.0, warmup_steps=10, final_lr_share=0.1)
+    rates = [lr_at(step, 100, config) for step in range(1, 101)]
+    assert rates[0] == pytest.approx(0.1) and rates[9] == 1.0 == max(rates)
+    assert rates[-1] == pytest.approx(0.1) and rates[54] == pytest.approx(0.55)
+    assert rates[9:] == sorted(rates[9:], reverse=True)
+
+
+def test_norms_biases_and_the_scale_are_not_decayed(micro):
+    state = loop.make_state(make_plan(micro))
+    decayed, others = make_optimizer(state.model, OptimConfig(weight_decay=0.3)).param_groups
+    assert decayed["weight_decay"] == 0.3 and others["weight_decay"] == 0
+    assert any(parameter is state.model.log_scale for parameter in others["params"])
+    assert all(parameter.ndim < 2 for parameter in others["params"])
+
+
+def test_block_norms_add_up_to_the_whole(micro):
+    plan = make_plan(changed(micro, "optim", grad_clip=None))
+    state = loop.make_state(plan)
+    result = train_step(state, next(loop.make_loader(plan).epoch(1)), lr=1e-3)
+    total = math.sqrt(sum(norm**2 for norm in grad_norms_by_block(state.model).values()))
+    assert total == pytest.approx(result.grad_norm.item(), rel=1e-4)
+
+
+def test_gradients_are_clipped(micro):
+    plan = make_plan(changed(micro, "optim", grad_clip=0.01))
+    state = loop.make_state(plan)
+    result = train_step(state, next(loop.make_loader(plan).epoch(1)), lr=1e-3)
+    assert result.grad_norm.item() > 0.01
+    assert math.sqrt(sum(norm**2 for norm in grad_norms_by_block(state.model).values())) == pytest.approx(
+        0.01, rel=1e-3
+    )
+
+
+# --- evaluation -----------------------------------------------------------------------------------------------
+
+
+class Memory(torch.nn.Module):
+    """Stands in for a model: embeds picture and caption by the number that is written in them."""
+
+    def __init__(self, image_of, text_of):
+        super().__init__()
+        self.image_of, self.text_of = image_of, text_of
+
+    def forward(self, images, tokens):
+        from clipctl.model.loss import Embeddings
+
+        ids = tokens[:, 0]
+        return Embeddings(self.image_of[ids], self.text_of[ids], torch.tensor(10.0))
+
+
+def evaluate(micro, image_of, text_of, captions):
+    state = loop.make_state(make_plan(micro))
+    state.model = Memory(image_of, text_of)
+    count = len(captions)
+    batch = Batch(torch.zeros(count, 4, 4, 3, dtype=torch.uint8), torch.arange(count).unsqueeze(1))
+    return Evaluator([batch], captions)(state)
+
+
+def test_a_perfect_model_finds_everything(micro):
+    captions = [f"caption number {i}" for i in range(12)]
+    result = evaluate(micro, torch.eye(12), torch.eye(12), captions)
+    assert (result.i2t_r1, result.t2i_r1, result.accuracy_hard, result.score) == (1, 1, 1, 1)
+
+
+def test_recall_by_hand(micro):
+    """Each image prefers the next caption to its own: never first, always second."""
+    count = 12
+    image_of = torch.eye(count) + 2 * torch.eye(count).roll(1, dims=1)
+    result = evaluate(micro, torch.nn.functional.normalize(image_of), torch.eye(count), [str(i) for i in range(count)])
+    assert (result.i2t_r1, result.t2i_r1, result.i2t_r5, result.t2i_r5) == (0, 0, 1, 1)
+
+
+def test_a_model_that_cannot_tell_anything_apart_gets_nothing(micro):
+    same = torch.ones(8, 8) / 8**0.5
+    assert evaluate(micro, same, same, [str(i) for i in range(8)]).score == 0
+
+
+def test_negatives_are_sorted_by_how_alike_their_captions_are():
+    captions = ["a red cat at night", "a red cat at sea", "a blue cat at sea", "two towers"]
+    bands = negative_bands(captions)
+    assert list(bands[0]) == [-1, 2, 1, 0]
+    assert np.array_equal(np.diag(bands), [-1] * 4)
