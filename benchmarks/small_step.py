@@ -1,13 +1,15 @@
-"""Images per second of the `small` preset at batch 12: clipctl's train_step against transformers' CLIPModel.
+"""Images per second of the `small` preset at batch 12: `clipctl train` against transformers' CLIPModel.
 
-Both have the same shape, precision, optimizer, batch and 77 tokens, and take turns in one process:
+Both have the same shape, precision, optimizer, batch and 77 tokens. Each runs in a process of its own, set up as its
+users would, and they take turns, one step at a time:
 
-    python benchmarks/small_step.py [--rounds 7] [--preset small]
+    python benchmarks/small_step.py [--rounds 9] [--preset small]
 
-The last column trains on the same captions as clipctl does, cut to the longest of the batch.
+The third row trains on the same captions as clipctl does, cut to the longest of the batch.
 """
 
 import argparse
+import multiprocessing
 import platform
 import statistics
 import time
@@ -17,6 +19,7 @@ import transformers
 from transformers import CLIPConfig, CLIPModel
 
 from clipctl.config import Layer, resolve
+from clipctl.data.images import normalise
 from clipctl.data.loader import Batch
 from clipctl.hardware import cpu
 from clipctl.training.loop import make_loader, make_state
@@ -57,48 +60,68 @@ def transformers_step(model, optimizer, images, tokens):
     optimizer.step()
 
 
-def main() -> None:
-    arguments = argparse.ArgumentParser()
-    arguments.add_argument("--rounds", type=int, default=7)
-    arguments.add_argument("--preset", default="small")
-    arguments = arguments.parse_args()
-
-    plan = make_plan(resolve([Layer("--preset", {"preset": arguments.preset, "runtime.device": "cpu"})]))
-    state = make_state(plan)
+def serve(side: str, preset: str, pipe) -> None:
+    """One side of the comparison: makes a step whenever it is asked to, and says how long it took."""
+    plan = make_plan(resolve([Layer("--preset", {"preset": preset, "runtime.device": "cpu"})]))
     batch = next(make_loader(plan).epoch(1))
     padding = torch.zeros(len(batch.tokens), plan.tokenizer.context - batch.tokens.shape[1], dtype=torch.int64)
     whole = Batch(batch.images, torch.cat([batch.tokens, padding], dim=1))
-    theirs = transformers_model(plan)
-    optimizer = torch.optim.AdamW(theirs.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
-    images = torch.randn(len(batch.images), 3, plan.config.model.image.size_px, plan.config.model.image.size_px)
+    if side == "transformers":
+        torch.set_num_threads(int(plan.threads.value))
+        model = transformers_model(plan)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
+        images = normalise(whole.images)
+        steps = {"transformers, 77 tokens": lambda: transformers_step(model, optimizer, images, whole.tokens)}
+    else:
+        state = make_state(plan)
+        steps = {
+            "clipctl, 77 tokens": lambda: train_step(state, whole, lr=1e-4),
+            f"clipctl, {batch.tokens.shape[1]} tokens": lambda: train_step(state, batch, lr=1e-4),
+        }
+    pipe.send((list(steps), f"{plan.parameters:,} parameters, batch {len(batch.images)}", len(batch.images)))
+    while (name := pipe.recv()) is not None:
+        started = time.perf_counter()
+        steps[name]()
+        pipe.send(time.perf_counter() - started)
 
-    sides = {
-        "transformers": lambda: transformers_step(theirs, optimizer, images, whole.tokens),
-        "clipctl, 77 tokens": lambda: train_step(state, whole, lr=1e-4),
-        f"clipctl, {batch.tokens.shape[1]} tokens": lambda: train_step(state, batch, lr=1e-4),
-    }
-    seconds = {name: [] for name in sides}
-    for step in sides.values():
-        step()  # warm up
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--preset", default="small")
+    arguments = parser.parse_args()
+
+    context = multiprocessing.get_context("spawn")
+    owners, processes = {}, []
+    for side in ("transformers", "clipctl"):
+        ours, theirs = context.Pipe()
+        processes.append(context.Process(target=serve, args=(side, arguments.preset, theirs), daemon=True))
+        processes[-1].start()
+        names, description, batch_size = ours.recv()
+        owners.update(dict.fromkeys(names, ours))
+
+    def step(name: str) -> float:
+        owners[name].send(name)
+        return owners[name].recv()
+
+    for name in owners:
+        step(name), step(name)  # warm up
+    seconds = {name: [] for name in owners}
     for round_number in range(arguments.rounds):
-        order = list(sides) if round_number % 2 == 0 else list(reversed(sides))
-        for name in order:
-            started = time.perf_counter()
-            sides[name]()
-            seconds[name].append(time.perf_counter() - started)
+        for name in list(owners) if round_number % 2 == 0 else list(reversed(owners)):
+            seconds[name].append(step(name))
+    for pipe in set(owners.values()):
+        pipe.send(None)
 
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
-    print(
-        f"{cpu.name()}, {plan.threads.value} threads, Python {platform.python_version()}, torch {torch.__version__},",
-        end=" ",
-    )
-    print(f"transformers {transformers.__version__}")
-    print(f"{arguments.preset}, batch {len(batch.images)}, {plan.parameters:,} parameters, {arguments.rounds} rounds\n")
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}"
+    print(f"{cpu.name()}, {cpu.usable_cores()} cores, {versions}")
+    print(f"{arguments.preset}, {description}, {arguments.rounds} rounds\n")
+    reference = statistics.median(seconds["transformers, 77 tokens"])
     for name, values in seconds.items():
-        speed = len(batch.images) / medians[name]
-        ratio = medians["transformers"] / medians[name]
+        median = statistics.median(values)
         spread = f"min {min(values):.3f}, max {max(values):.3f}"
-        print(f"{name:<22} {medians[name]:7.3f} s/step ({spread}) {speed:6.2f} images/s  {ratio:.3f} x")
+        speed, ratio = batch_size / median, reference / median
+        print(f"{name:<24} {median:7.3f} s/step ({spread}) {speed:6.2f} images/s  {ratio:.3f} x")
 
 
 if __name__ == "__main__":

@@ -86,7 +86,7 @@ class OptimConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:
-    epochs: int = bounded(60, low=1, high=1_000_000)
+    epochs: int = bounded(50, low=1, high=1_000_000)
     steps: int | None = bounded(None, low=1, high=10**12)  # when given, the run ends after this many instead
     batch_size: int = bounded(27, low=2, high=1_000_000)
     seed: int = bounded(0, low=0, high=2**32 - 1)

@@ -10,6 +10,7 @@ from clipctl.config import PRESETS, ImageTowerConfig, Layer, ModelConfig, TextTo
 from clipctl.model import cost
 from clipctl.model.clip import Clip
 from clipctl.model.loss import Embeddings, batch_accuracy, sigmoid_loss, softmax_loss
+from clipctl.model.towers import Block, take
 
 SMALL = ModelConfig(
     image=ImageTowerConfig(size_px=16, patch_px=8, width=32, depth=2, heads=4),
@@ -210,3 +211,21 @@ def test_batch_accuracy_counts_both_directions():
     image = torch.eye(3)
     text = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 1, 0.5]])  # the third text prefers the second image
     assert batch_accuracy(Embeddings(image, text, torch.tensor(1.0))).item() == pytest.approx(5 / 6)
+
+
+# --- the shortcut of the last block ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_the_last_block_gives_the_same_at_one_token_as_at_all(causal):
+    """Values and every gradient."""
+    torch.manual_seed(0)
+    x = torch.randn(3, 7, 32, requires_grad=True)
+    position = torch.tensor([0, 6, 3])
+    block = Block(32, heads=4, activation="gelu")
+    results = [take(block(x, causal=causal), position), block.at(x, position, causal=causal)]
+    torch.testing.assert_close(results[0], results[1])
+    inputs = [x, *block.parameters()]
+    whole, short = (torch.autograd.grad(result.square().sum(), inputs) for result in results)
+    for expected, actual in zip(whole, short, strict=True):
+        torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)

@@ -16,6 +16,13 @@ from clipctl.errors import ClipctlError, ExitCode
 class Commands(TyperGroup):
     """Turns every failure into `error:` and `hint:` lines and an exit code. CLIPCTL_DEBUG=1 shows the traceback."""
 
+    def get_help_option(self, ctx: Any) -> Any:
+        """Typer imports pydantic (0.1 s) to make a bool of an absent --help; False is one already."""
+        option = super().get_help_option(ctx)
+        if option is not None:
+            option.default = False
+        return option
+
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
@@ -51,7 +58,7 @@ app = typer.Typer(
     name="clipctl",
     help="Train CLIP models on the machine you own.",
     no_args_is_help=True,
-    add_completion=True,
+    add_completion=False,  # its two options would make every command import pydantic too
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

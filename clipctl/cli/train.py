@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from clipctl import config as configs
 from clipctl.cli import options, render
-from clipctl.config import Layer, TrainConfig
 
 if TYPE_CHECKING:
+    from clipctl.config import TrainConfig
     from clipctl.training.loop import Progress as TrainProgress
     from clipctl.training.loop import Report
 
@@ -86,8 +85,11 @@ def train(
         output.print(f"  {command.format(seed=asked.train.seed):<44} # {purpose}", markup=False, soft_wrap=True)
 
 
-def asked_config(file: Path | None, flags: dict[str, tuple[str, str | None]], assignments: list[str]) -> TrainConfig:
+def asked_config(file: Path | None, flags: dict[str, tuple[str, str | None]], assignments: list[str]) -> "TrainConfig":
     """The file's settings, over them the flags (or their environment variables), over them --set."""
+    from clipctl import config as configs
+    from clipctl.config import Layer
+
     layers = [configs.load_yaml(file)] if file else []
     layers += [Layer(flag, {key: value}) for flag, (key, value) in flags.items() if value is not None]
     return configs.resolve([*layers, configs.parse_assignments(assignments)])

@@ -1,5 +1,6 @@
 """How much memory there is and how much is taken. No torch."""
 
+import ctypes
 import sys
 from pathlib import Path
 
@@ -29,6 +30,26 @@ def cgroup_free_bytes(root: Path) -> int | None:
         # Version 1 writes "no limit" as a number near 2^63.
         return None if limit == "max" or int(limit) > 1 << 60 else max(0, int(limit) - used)
     return None
+
+
+# Of glibc's mallopt.
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
+
+
+def keep_freed_memory() -> bool:
+    """Let glibc keep freed memory for the next step instead of giving it back to the system; True where that worked.
+
+    A step frees hundreds of megabytes of activations and gradients and takes them again in the next one. Each return
+    trip costs a page fault per 4 KiB: measured for the `small` preset, 30,000 to 230,000 faults and 0.3 to 3 s a step,
+    and none with this setting. The peak stays the same.
+    """
+    if sys.platform != "linux":
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):  # another C library
+        return False
+    return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))
 
 
 def peak_rss_bytes() -> int:

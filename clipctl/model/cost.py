@@ -48,15 +48,21 @@ def forward_flops(model: ModelConfig, text_tokens: int | None = None) -> int:
     image, text = model.image, model.text
     text_tokens = text_tokens or text.context
     patches = 2 * (image.tokens - 1) * 3 * image.patch_px**2 * image.width
-    towers = image.depth * _block_flops(image.width, image.tokens) + text.depth * _block_flops(text.width, text_tokens)
+    towers = _tower_flops(image.width, image.depth, image.tokens) + _tower_flops(text.width, text.depth, text_tokens)
     projections = 2 * (image.width + text.width) * model.embed_dim
     return patches + towers + projections
 
 
-def _block_flops(width: int, tokens: int) -> int:
-    matrices = 2 * tokens * (4 + 2 * MLP_RATIO) * width * width
-    attention = 2 * 2 * tokens * tokens * width  # scores, and their product with the values
-    return matrices + attention
+def _tower_flops(width: int, depth: int, tokens: int) -> int:
+    """All blocks; the last one writes a single token, for which it reads the keys and values of all."""
+    return (depth - 1) * _block_flops(width, tokens, written=tokens) + _block_flops(width, tokens, written=1)
+
+
+def _block_flops(width: int, tokens: int, *, written: int) -> int:
+    keys_and_values = 2 * tokens * 2 * width * width
+    matrices = 2 * written * (2 + 2 * MLP_RATIO) * width * width  # query, output, MLP
+    attention = 2 * 2 * written * tokens * width  # scores, and their product with the values
+    return keys_and_values + matrices + attention
 
 
 def step_flops(model: ModelConfig, batch_size: int, text_tokens: int | None = None) -> int:

@@ -39,6 +39,22 @@ class Attention(nn.Module):
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # (B, H, N, D/H)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))  # type: ignore[no-any-return]
 
+    def at(self, x: Tensor, position: Tensor, *, causal: bool) -> Tensor:
+        """`forward` for one token of each row only: (B, D). That token reads the others; they need no result."""
+        batch, tokens, width = x.shape
+        head = (self.heads, width // self.heads)
+        weight, bias = self.qkv.weight, self.qkv.bias  # rows: queries, keys, values
+        q = F.linear(take(x, position), weight[:width], bias[:width]).view(batch, *head).unsqueeze(2)  # (B, H, 1, D/H)
+        memory = F.linear(x, weight[width:], bias[width:]).view(batch, tokens, 2, *head)  # (B, N, 2, H, D/H)
+        k, v = memory.permute(2, 0, 3, 1, 4)  # each (B, H, N, D/H)
+        if x.device.type == "mps":
+            k, v = k.contiguous(), v.contiguous()
+        visible = None
+        if causal:
+            visible = (torch.arange(tokens, device=x.device) <= position.unsqueeze(1)).view(batch, 1, 1, tokens)
+        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)  # (B, H, 1, D/H)
+        return self.out(mixed.reshape(batch, width))  # type: ignore[no-any-return]
+
 
 class Block(nn.Module):
     def __init__(self, width: int, heads: int, activation: str) -> None:
@@ -51,8 +67,32 @@ class Block(nn.Module):
         self.mlp_out = nn.Linear(MLP_RATIO * width, width)
 
     def forward(self, x: Tensor, *, causal: bool) -> Tensor:
-        x = x + self.attention(self.norm_1(x), causal=causal)
+        return self._mlp(x + self.attention(self.norm_1(x), causal=causal))
+
+    def at(self, x: Tensor, position: Tensor, *, causal: bool) -> Tensor:
+        """`forward` for one token of each row only: (B, D)."""
+        return self._mlp(take(x, position) + self.attention.at(self.norm_1(x), position, causal=causal))
+
+    def _mlp(self, x: Tensor) -> Tensor:
         return x + self.mlp_out(self.activation(self.mlp_in(self.norm_2(x))))  # type: ignore[no-any-return]
+
+
+def run_blocks(blocks: nn.ModuleList, x: Tensor, position: Tensor, *, causal: bool) -> Tensor:
+    """All blocks, read at one token of each row: (B, N, D) to (B, D).
+
+    A tower is pooled at a single token, so the last block is computed for that token alone. The result is the same, and
+    five sixths of that block's work are saved: 9 % of a step with 8 blocks, more with fewer.
+    """
+    *body, last = blocks
+    for block in body:
+        x = block(x, causal=causal)
+    assert isinstance(last, Block)
+    return last.at(x, position, causal=causal)
+
+
+def take(x: Tensor, position: Tensor) -> Tensor:
+    """Token `position[i]` of row i: (B, N, D) to (B, D)."""
+    return x[torch.arange(len(x), device=x.device), position]
 
 
 class ImageTower(nn.Module):
@@ -72,11 +112,9 @@ class ImageTower(nn.Module):
         patches = self.patches(images).flatten(2).transpose(1, 2)  # (B, N-1, D)
         summary = self.class_embedding.expand(len(patches), 1, -1)  # (B, 1, D)
         x = torch.cat([summary, patches], dim=1) + self.positions  # (B, N, D)
-        x = self.norm_pre(x)
-        for block in self.blocks:
-            x = block(x, causal=False)
-        pooled = self.norm_post(x[:, 0])  # (B, D): two dimensions, so that MPS keeps every Linear right
-        return self.projection(pooled)  # type: ignore[no-any-return]
+        at_class = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        pooled = run_blocks(self.blocks, self.norm_pre(x), at_class, causal=False)  # (B, D)
+        return self.projection(self.norm_post(pooled))  # type: ignore[no-any-return]
 
     def reset_parameters(self) -> None:
         width = self.positions.shape[1]
@@ -121,13 +159,11 @@ class TextTower(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids (B, N), N up to the context, to embeddings (B, E), not yet of length one."""
         x = self.tokens(tokens) + self.positions[: tokens.shape[1]]  # (B, N, D)
-        for block in self.blocks:
-            x = block(x, causal=True)
         # The end-of-text token is the highest id, so its position is the argmax. Causal attention makes it the only
         # position that has seen the whole caption, and keeps the padding behind it without effect.
         end = tokens.argmax(dim=1)  # (B,)
-        pooled = self.norm_final(x[torch.arange(len(x), device=x.device), end])  # (B, D)
-        return self.projection(pooled)  # type: ignore[no-any-return]
+        pooled = run_blocks(self.blocks, x, end, causal=True)  # (B, D)
+        return self.projection(self.norm_final(pooled))  # type: ignore[no-any-return]
 
     def reset_parameters(self) -> None:
         width = self.positions.shape[1]

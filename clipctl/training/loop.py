@@ -13,7 +13,7 @@ from clipctl.data.loader import PairDataset, TrainLoader, validation_batches
 from clipctl.data.sampling import EpochSampler
 from clipctl.errors import DeviceError
 from clipctl.hardware.devices import is_out_of_memory
-from clipctl.hardware.memory import peak_rss_bytes
+from clipctl.hardware.memory import keep_freed_memory, peak_rss_bytes
 from clipctl.model.clip import Clip
 from clipctl.runs import metrics
 from clipctl.runs.checkpoints import CheckpointStore, merit
@@ -81,6 +81,7 @@ def train(plan: TrainPlan, run: RunDir, report: Report = lambda progress: None) 
 def make_state(plan: TrainPlan) -> TrainState:
     """A fresh model and optimizer. Initialised on the CPU, so that a seed means the same on every device."""
     torch.set_num_threads(int(plan.threads.value))
+    keep_freed_memory()
     torch.manual_seed(plan.config.train.seed)
     model = Clip(plan.config.model, loss=plan.config.train.loss).to(plan.device.torch)
     return TrainState(
