@@ -1,6 +1,6 @@
 """How long help takes to appear, against importing what any Typer and Rich program imports:
 
-    python benchmarks/startup.py [--rounds 15]
+python benchmarks/startup.py [--rounds 15]
 """
 
 import argparse
