@@ -182,7 +182,7 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
     """One config from layers, later ones over earlier ones, over the preset that the last layer naming one names."""
     problems: list[ConfigError] = []
     preset = next((layer.values["preset"] for layer in reversed(layers) if "preset" in layer.values), "tiny")
-    if preset not in PRESETS:
+    if not isinstance(preset, str) or preset not in PRESETS:
         problems.append(ConfigError(f"unknown preset {preset!r}", _suggestion(str(preset), list(PRESETS), "presets")))
         preset = "tiny"
     values: dict[str, Any] = {"preset": preset}
@@ -196,7 +196,7 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
                 continue
             try:
                 values[key] = leaf.parse(raw)
-            except ValueError as error:
+            except (ValueError, OverflowError) as error:
                 problems.append(ConfigError(f"{key} must be {error}, got {raw!r}{_from(layer)}"))
     problems += _contradictions(values)
     if problems:
@@ -216,6 +216,8 @@ def load_yaml(path: Path) -> Layer:
         raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file in UTF-8") from None
+    except (ValueError, RecursionError):  # such as an impossible date, or ten thousand brackets
+        raise ConfigError(f"{path} is not valid YAML: unreadable value") from None
     except yaml.YAMLError as error:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where else ""
@@ -244,6 +246,11 @@ def parse_assignments(assignments: Sequence[str]) -> Layer:
 
 def to_dict(config: TrainConfig) -> dict[str, Any]:
     return dataclasses.asdict(config)
+
+
+def to_layer(config: TrainConfig) -> Layer:
+    """Every setting of a config, by its dotted key."""
+    return Layer("config", dict(_flatten(to_dict(config), "")))
 
 
 def from_dict(values: Mapping[str, Any], origin: str) -> TrainConfig:

@@ -65,5 +65,13 @@ class DeviceError(ClipctlError):
     exit_code = ExitCode.DEVICE
 
 
+class Stopped(ClipctlError):
+    """A signal asked the training to stop, and it did, with everything saved."""
+
+    def __init__(self, message: str, hint: str, exit_code: ExitCode) -> None:
+        super().__init__(message, hint)
+        self.exit_code = exit_code
+
+
 class TrainingError(ClipctlError):
     """Training itself cannot go on."""

@@ -107,6 +107,10 @@ def test_what_is_no_count(text):
         ("optim:\n  lr: {a: 1}\n", "must be a number"),
         ("optim: 3\n", "unknown key optim "),
         ("\x00", "is not valid YAML"),
+        ("preset: [tiny]", "unknown preset"),
+        ("[" * 5000, "is not valid YAML"),
+        ("optim: {lr: 2024-13-45}", "is not valid YAML"),
+        (f"optim: {{lr: {'9' * 400}}}", "optim.lr must be"),
     ],
 )
 def test_broken_yaml(tmp_path, content, complaint):

@@ -101,6 +101,20 @@ def test_what_is_not_finite_is_null_and_named(tmp_path):
     assert (row["loss"], row["grad_norm"], row["lr"], row["nonfinite"]) == (None, None, 0.1, ["loss", "grad_norm"])
 
 
+def test_what_is_not_finite_is_found_in_groups_too(tmp_path):
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", "run-1")
+    writer.write(metrics.EPOCH, {"grad_norm_by_block": {"a": float("nan"), "b": 1.0}})
+    row = list(read_rows(tmp_path / "metrics.jsonl"))[1]
+    assert row["grad_norm_by_block"] == {"a": None, "b": 1.0} and row["nonfinite"] == ["grad_norm_by_block.a"]
+
+
+def test_a_torn_line_does_not_swallow_the_next(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"kind":"header"}\n{"kind":"st')
+    MetricsWriter(path, "run-1").write(metrics.STEP, {"step": 7})
+    assert [row.get("step") for row in read_rows(path)] == [None, 7]
+
+
 def test_readers_leave_a_torn_line_for_next_time(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"kind":"header"}\n{"kind":"st')

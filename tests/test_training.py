@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from clipctl import config as configs
 from clipctl.config import OptimConfig
-from clipctl.data.loader import Batch
+from clipctl.data.loader import Batch, validation_batches
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.runs import checkpoints, metrics
 from clipctl.runs.checkpoints import CheckpointStore
@@ -156,22 +156,18 @@ def test_bf16_trains(micro, tmp_path):
 
 def test_a_checkpoint_restores_model_optimizer_and_generator(micro, tmp_path):
     run, _ = run_training(micro, tmp_path)
+    generator = torch.get_rng_state()
     checkpoint = CheckpointStore(run.checkpoints_dir, run.name).last()
     assert checkpoint is not None
-    plan = make_plan(micro)
-    states = []
-    for _ in range(2):
-        state = loop.make_state(plan)
-        torch.manual_seed(99)
-        facts = read_checkpoint(state, checkpoint)
-        batch = next(loop.make_loader(plan).epoch(7))
-        train_step(state, batch, lr=1e-3)
-        states.append((state, torch.get_rng_state()))
-    assert facts["config"]["train"]["batch_size"] == 12
-    (first, first_rng), (second, second_rng) = states
-    assert first.step == 7 and torch.equal(first_rng, second_rng)
-    moments = [state.optimizer.state[state.model.log_scale] for state in (first, second)]
-    assert moments[0]["step"].item() == 7 and torch.equal(moments[0]["exp_avg"], moments[1]["exp_avg"])
+    state = loop.make_state(make_plan(changed(micro, "train", seed=99)))
+    facts = read_checkpoint(state, checkpoint)
+    assert facts["config"]["train"]["batch_size"] == 12 and state.step == 6
+    for name, tensor in load_file(checkpoint.path / checkpoints.MODEL).items():
+        assert torch.equal(state.model.state_dict()[name], tensor)
+    moments = state.optimizer.state[state.model.text.positions]
+    saved = load_file(checkpoint.path / checkpoints.OPTIMIZER)
+    assert moments["step"].item() == 6 and torch.equal(moments["exp_avg_sq"], saved["text.positions.exp_avg_sq"])
+    assert torch.equal(torch.get_rng_state(), generator)
 
 
 def test_checkpoints_fall_due_by_epochs_and_at_the_end(micro, tmp_path):
@@ -207,9 +203,9 @@ def test_what_does_not_fit_is_refused_with_a_batch_that_would(micro):
     plan = make_plan(micro)
     fixed = plan.memory.total_bytes - plan.memory.activations_bytes
     half = replace(plan, device=replace(plan.device, memory_bytes=fixed + plan.memory.activations_bytes // 2))
-    with pytest.raises(DeviceError) as caught:
-        half.check_memory()
-    assert caught.value.hint == "--batch-size 6 would fit"
+    problem = half.memory_problem()
+    assert problem is not None and problem.hint == "--batch-size 6 would fit"
+    assert plan.memory_problem() is None
 
 
 def test_long_captions_are_counted(micro):
@@ -296,6 +292,28 @@ def test_recall_by_hand(micro):
 def test_a_model_that_cannot_tell_anything_apart_gets_nothing(micro):
     same = torch.ones(8, 8) / 8**0.5
     assert evaluate(micro, same, same, [str(i) for i in range(8)]).score == 0
+
+
+def test_a_broken_model_gets_nothing(micro):
+    broken = torch.full((8, 8), float("nan"))
+    assert evaluate(micro, broken, broken, [str(i) for i in range(8)]).score == 0
+
+
+def test_both_directions_use_the_querys_own_negatives(micro):
+    """Text 0 prefers image 1, whose caption is most like its own: only the hard band suffers, once in eight."""
+    captions = ["a red cat at night", "a red cat at sea", "a blue cat at sea", "two towers"]
+    text_of = torch.eye(4)
+    text_of[0, 1] = 2.0
+    result = evaluate(micro, torch.eye(4), torch.nn.functional.normalize(text_of), captions)
+    assert (result.accuracy_easy, result.accuracy_medium, result.accuracy_hard) == (1, 1, 7 / 8)
+
+
+def test_held_out_batches_are_of_almost_equal_size(micro):
+    plan = make_plan(changed(micro, "train", batch_size=3))
+    sizes = [
+        len(batch.images) for batch in validation_batches(plan.val_source, plan.tokenizer, size_px=16, batch_size=3)
+    ]
+    assert sizes == [2, 2]
 
 
 def test_negatives_are_sorted_by_how_alike_their_captions_are():

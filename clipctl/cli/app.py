@@ -62,7 +62,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("train")(train.train)
+app.command("train", cls=train.TrainCommand)(train.train)
 
 
 def _print_version(wanted: bool) -> None:

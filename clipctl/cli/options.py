@@ -51,6 +51,20 @@ RunsDir = Annotated[
     Path | None, _option("--runs-dir", "Where runs are kept; default: ./runs.", _RUN, "DIR", "CLIPCTL_RUNS")
 ]
 Name = Annotated[str | None, _option("--name", "Name of the run; default: time and preset.", _RUN, "NAME")]
+Resume = Annotated[
+    str | None,
+    _option("--resume", "Go on with a run; without RUN, with the newest unfinished one.", _RUN, "[RUN[@STEP]]"),
+]
+AllowChange = Annotated[
+    bool,
+    typer.Option(
+        "--allow-change",
+        metavar="",
+        help="With --resume: take changed settings.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(

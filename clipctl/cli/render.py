@@ -85,7 +85,8 @@ def plan_table(plan: "TrainPlan") -> Table:
         )
     for label, value in rows.items():
         table.add_row(label, Text(value))
-    for note in plan.notes:
+    problem = plan.memory_problem()
+    for note in (*plan.notes, *([f"{problem}; {problem.hint}"] if problem else [])):
         table.add_row("note", Text(note, style="yellow"))
     return table
 

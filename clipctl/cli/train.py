@@ -1,24 +1,38 @@
 """clipctl train"""
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
+from typer.core import TyperCommand
 
 from clipctl.cli import options, render
 
 if TYPE_CHECKING:
-    from clipctl.config import TrainConfig
+    from clipctl.config import Layer
+    from clipctl.runs.rundir import RunDir
     from clipctl.training.loop import Progress as TrainProgress
     from clipctl.training.loop import Report
+    from clipctl.training.resume import Resumption
 
 NEXT_COMMANDS = (
     ("more pictures, harder to tell apart", "clipctl train synthetic:2000 --epochs 20"),
     ("the size the notes measured: see the plan first", "clipctl train --preset small --dry-run"),
     ("the same weights again", "clipctl train --seed {seed}"),
 )
+
+
+class TrainCommand(TyperCommand):
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`--resume` may stand alone: give it an empty value then."""
+        for position, argument in enumerate(args):
+            if argument == "--resume" and (position + 1 == len(args) or args[position + 1].startswith("-")):
+                args = [*args[: position + 1], "", *args[position + 1 :]]
+                break
+        return super().parse_args(ctx, args)
 
 
 def train(
@@ -37,6 +51,8 @@ def train(
     workers: options.Workers = None,
     runs_dir: options.RunsDir = None,
     name: options.Name = None,
+    resume: options.Resume = None,
+    allow_change: options.AllowChange = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
@@ -54,45 +70,64 @@ def train(
         "--threads": ("runtime.threads", threads),
         "--workers": ("runtime.workers", workers),
     }
-    asked = asked_config(config, flags, set or [])
+    layers = asked_layers(config, flags, set or [])
 
+    from clipctl.config import resolve
+    from clipctl.runs.rundir import RunDir, runs_root
     from clipctl.training import loop
     from clipctl.training.plan import make_plan
 
-    plan = make_plan(asked)
+    root, console = runs_root(runs_dir), render.prose()
+    if resume is not None:
+        run, resumption = find_resumption(root, resume, layers, allow_change)
+        plan, checkpoint = resumption.plan, resumption.checkpoint
+        for note in resumption.notes:
+            console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
+    else:
+        plan, checkpoint = make_plan(resolve(layers)), None
     if dry_run:
         if json:
             render.print_json("train-plan", render.plan_document(plan))
         else:
             render.data().print(render.plan_table(plan))
         return
-    plan.check_memory()
-
-    from clipctl.runs.rundir import RunDir, runs_root
-
-    run = RunDir.create(runs_root(runs_dir), asked.preset, name)
-    console = render.prose()
+    if problem := plan.memory_problem():
+        raise problem
+    if resume is None:
+        run = RunDir.create(root, plan.config.preset, name)
+    elif resumption.is_finished:
+        console.print(f"{run.path} is finished: {resumption.step} steps, nothing is left to do", markup=False)
     console.print(render.plan_table(plan))
-    console.print(f"run          {run.path}\n", markup=False, soft_wrap=True)
+    console.print(f"run          {run.path}" + (f", from step {checkpoint.step}" if checkpoint else ""), markup=False)
     with progress_report(console) as report:
-        summary = loop.train(plan, run, report)
+        summary = loop.train(plan, run, report, resume_from=checkpoint)
     if json:
         render.print_json("train", summary.to_dict())
         return
     output = render.data()
     output.print(f"\n{render.summary_text(summary)}\n", markup=False, soft_wrap=True)
     for purpose, command in NEXT_COMMANDS:
-        output.print(f"  {command.format(seed=asked.train.seed):<44} # {purpose}", markup=False, soft_wrap=True)
+        output.print(f"  {command.format(seed=plan.config.train.seed):<44} # {purpose}", markup=False, soft_wrap=True)
 
 
-def asked_config(file: Path | None, flags: dict[str, tuple[str, str | None]], assignments: list[str]) -> "TrainConfig":
+def asked_layers(file: Path | None, flags: dict[str, tuple[str, str | None]], assignments: list[str]) -> "list[Layer]":
     """The file's settings, over them the flags (or their environment variables), over them --set."""
-    from clipctl import config as configs
-    from clipctl.config import Layer
+    from clipctl.config import Layer, load_yaml, parse_assignments
 
-    layers = [configs.load_yaml(file)] if file else []
+    layers = [load_yaml(file)] if file else []
     layers += [Layer(flag, {key: value}) for flag, (key, value) in flags.items() if value is not None]
-    return configs.resolve([*layers, configs.parse_assignments(assignments)])
+    return [*layers, parse_assignments(assignments)]
+
+
+def find_resumption(root: Path, text: str, layers: "list[Layer]", allow_change: bool) -> "tuple[RunDir, Resumption]":
+    """The run that RUN or RUN@STEP names, locked, and how it goes on."""
+    from clipctl.runs.rundir import RunDir
+    from clipctl.training.resume import prepare_resumption
+
+    named, _, step = text.rpartition("@") if re.search(r"@\d+$", text) else (text, "", "")
+    run = RunDir.find(root, named) if named else RunDir.newest_unfinished(root)
+    run.acquire()
+    return run, prepare_resumption(run, layers, step=int(step) if step else None, allow_change=allow_change)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """Pictures as arrays: uint8, height × width × 3, until they are on the device."""
 
+from functools import cache
+
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -32,6 +34,11 @@ def augment(pixels: Pixels, rng: np.random.Generator, *, max_shift: float, max_z
 
 def normalise(images: Tensor) -> Tensor:
     """Bytes (B, H, W, 3) to the contiguous floats (B, 3, H, W) that the image tower takes, on the same device."""
-    mean = torch.tensor(MEAN, device=images.device) * 255
-    std = torch.tensor(STD, device=images.device) * 255
+    mean, std = _constants(images.device)
     return ((images.float() - mean) / std).permute(0, 3, 1, 2).contiguous()
+
+
+@cache
+def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of bytes. Copied to a device once: a copy in every step would make it wait."""
+    return torch.tensor(MEAN, device=device) * 255, torch.tensor(STD, device=device) * 255

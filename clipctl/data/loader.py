@@ -1,7 +1,10 @@
 """Pairs to batches, in this process or in workers."""
 
 import re
+import signal
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -13,7 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from clipctl.config import DataConfig
 from clipctl.data.images import Pixels, augment
-from clipctl.data.sampling import EpochSampler
+from clipctl.data.sampling import EpochSampler, batch_count
 from clipctl.data.tokenizers import CharacterTokenizer
 
 PREFETCH_BATCHES = 2
@@ -35,10 +38,6 @@ class Batch(NamedTuple):
 
     def to(self, device: torch.device) -> "Batch":
         return Batch(self.images.to(device, non_blocking=True), self.tokens.to(device, non_blocking=True))
-
-    @property
-    def memory_bytes(self) -> int:
-        return self.images.nbytes + self.tokens.nbytes
 
 
 class PictureCache:
@@ -120,7 +119,32 @@ class TrainLoader:
 
     def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
         self._sampler.start(epoch, first_batch)
-        return iter(self._loader)
+        with _signals_held():  # workers are started here the first time
+            return iter(self._loader)
+
+    def close(self) -> None:
+        """End the workers. They do not listen to signals, so nothing else would before the process is gone."""
+        iterator = self._loader._iterator  # where a loader keeps persistent workers
+        if iterator is not None:
+            iterator._shutdown_workers()  # type: ignore[attr-defined]
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back while workers start; the trainer gets them when the block ends.
+
+    A child inherits the mask, so that a signal to the whole group (Ctrl-C in a terminal) never ends the workers of a
+    trainer that is about to finish its step and save. They end when the trainer tells them to, or is gone.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    resource_tracker.ensure_running()  # it releases both signals when it starts, so start it first
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def validation_batches(source: Source, tokenizer: CharacterTokenizer, size_px: int, batch_size: int) -> list[Batch]:
@@ -128,4 +152,6 @@ def validation_batches(source: Source, tokenizer: CharacterTokenizer, size_px: i
     collate = Collate(fixed_length=True)
     indices = range(len(source))
     pairs = [(np.asarray(source.picture(i, size_px)), tokenizer.encode(source.captions(i)[0])) for i in indices]
-    return [collate(pairs[start : start + batch_size]) for start in range(0, len(pairs), batch_size)]
+    # Of almost equal size, for the reason given in `epoch_batches`.
+    chunks = np.array_split(indices, batch_count(len(pairs), batch_size))
+    return [collate([pairs[i] for i in chunk]) for chunk in chunks]

@@ -34,12 +34,12 @@ class Clip(nn.Module):
         self.text.reset_parameters()
 
     def encode_image(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) to unit vectors (B, E)."""
-        return F.normalize(self.image(images), dim=-1)
+        """Normalised images (B, 3, H, W) to unit vectors (B, E), in full precision whatever the tower computed in."""
+        return F.normalize(self.image(images).float(), dim=-1)
 
     def encode_text(self, tokens: Tensor) -> Tensor:
-        """Token ids (B, N) to unit vectors (B, E)."""
-        return F.normalize(self.text(tokens), dim=-1)
+        """Token ids (B, N) to unit vectors (B, E), in full precision as well."""
+        return F.normalize(self.text(tokens).float(), dim=-1)
 
     def forward(self, images: Tensor, tokens: Tensor) -> Embeddings:
         return Embeddings(self.encode_image(images), self.encode_text(tokens), self.log_scale.exp(), self.bias)

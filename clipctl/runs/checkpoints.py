@@ -132,6 +132,21 @@ class CheckpointStore:
                     continue
         return sorted(found, key=lambda checkpoint: checkpoint.step)
 
+    def newest_valid(self) -> tuple[Checkpoint | None, list[str]]:
+        """The newest checkpoint whose every byte is right, and what was wrong with the newer ones."""
+        skipped: list[str] = []
+        for checkpoint in reversed(self.all()):
+            problems = checkpoint.problems()
+            if not problems:
+                return checkpoint, skipped
+            skipped.append(f"{checkpoint.path.name}: {'; '.join(problems)}")
+        return None, skipped
+
+    def sweep(self) -> None:
+        """Remove what an interrupted save or deletion left behind."""
+        for path in self._directory.glob(".step-*"):
+            shutil.rmtree(path, ignore_errors=True)
+
     def last(self) -> Checkpoint | None:
         return max(self.all(), key=lambda checkpoint: checkpoint.step, default=None)
 
@@ -162,7 +177,8 @@ class CheckpointStore:
 def merit(metrics: dict[str, float | None]) -> tuple[float, float]:
     """Sorts evaluations: the higher score (mean of both recalls at 1); among equals the lower loss."""
     score, val_loss = metrics.get("score"), metrics.get("val_loss")
-    return (-1.0 if score is None else score), (-math.inf if val_loss is None else -val_loss)
+    loss_is_known = val_loss is not None and math.isfinite(val_loss)
+    return (-1.0 if score is None else score), (-val_loss if loss_is_known and val_loss is not None else -math.inf)
 
 
 def _merit(checkpoint: Checkpoint) -> tuple[float, float, int]:

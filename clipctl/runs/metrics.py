@@ -35,6 +35,8 @@ class MetricsWriter:
         self.lost_rows = 0
         if os.fstat(self._descriptor).st_size == 0:
             self._append({"kind": HEADER, "schema": SCHEMA, "run_id": run_id})
+        elif not path.read_bytes().endswith(b"\n"):
+            os.write(self._descriptor, b"\n")  # a kill tore the last line; it must not swallow the next one
 
     def write(self, kind: str, values: dict[str, Any], *, elapsed_s: float | None = None) -> None:
         elapsed_s = time.monotonic() - self._started if elapsed_s is None else elapsed_s
@@ -48,9 +50,10 @@ class MetricsWriter:
         os.close(self._descriptor)
 
     def _append(self, row: dict[str, Any]) -> None:
-        nonfinite = [key for key, value in row.items() if isinstance(value, float) and not math.isfinite(value)]
+        nonfinite: list[str] = []
+        row = _finite(row, "", nonfinite)
         if nonfinite:
-            row = {**row, **dict.fromkeys(nonfinite), "nonfinite": nonfinite}
+            row["nonfinite"] = nonfinite
         line = json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n"
         with self._lock:
             try:
@@ -59,9 +62,27 @@ class MetricsWriter:
                 self.lost_rows += 1
 
 
+def _finite(values: dict[str, Any], prefix: str, nonfinite: list[str]) -> dict[str, Any]:
+    """The same values with null for what is not a finite number; the keys of those are added to `nonfinite`."""
+    clean: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            clean[key] = _finite(value, f"{prefix}{key}.", nonfinite)
+        elif isinstance(value, float) and not math.isfinite(value):
+            clean[key] = None
+            nonfinite.append(f"{prefix}{key}")
+        else:
+            clean[key] = value
+    return clean
+
+
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Complete rows; a line still being written (no newline yet) is left for next time."""
-    with path.open(encoding="utf-8") as lines:
+    """Complete rows; a line still being written (no newline yet) or torn by a kill is left out."""
+    with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
-            if line.endswith("\n"):
+            if not line.endswith("\n"):
+                return
+            try:
                 yield json.loads(line)
+            except ValueError:
+                continue

@@ -1,11 +1,13 @@
 """The run directory: what it is called, what lies in it, who may write to it. The only place that names files."""
 
+import difflib
 import json
 import os
 import re
 import secrets
 import socket
 import time
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -94,6 +96,34 @@ class RunDir:
             ) from None
         return run
 
+    @classmethod
+    def find(cls, root: Path, text: str) -> "RunDir":
+        """The run that `text` names: a directory, a name, or the beginning or end of a name, if no other shares it."""
+        if Path(text).joinpath("config.yaml").is_file():
+            return cls(Path(text))
+        names = [run.name for run in cls.all(root)]
+        matches = [text] if text in names else [name for name in names if name.startswith(text) or name.endswith(text)]
+        if len(matches) == 1:
+            return cls(root / matches[0])
+        if matches:
+            raise RunError(f"{text!r} could be any of {', '.join(matches)}", "give more of its name")
+        near = difflib.get_close_matches(text, names, n=3, cutoff=0.4)
+        raise RunError(f"there is no run {text!r} in {root}", f"did you mean {' or '.join(near)}?" if near else None)
+
+    @classmethod
+    def all(cls, root: Path) -> "list[RunDir]":
+        """Every run in a directory, by name, which begins with the time."""
+        return [cls(path.parent) for path in sorted(root.glob("*/config.yaml"))]
+
+    @classmethod
+    def newest_unfinished(cls, root: Path) -> "RunDir":
+        """The run that last gave a sign of life and did not finish."""
+        statuses = [(run, run.status()) for run in cls.all(root)]
+        waiting = [(status.heartbeat_s, run) for run, status in statuses if status and status.state != "finished"]
+        if not waiting:
+            raise RunError(f"there is no unfinished run in {root}", "name one: clipctl train --resume RUN")
+        return max(waiting, key=lambda entry: entry[0])[1]
+
     def acquire(self) -> None:
         try:
             self._lock.acquire(timeout=0)
@@ -118,7 +148,10 @@ class RunDir:
         write_json(self.tokenizer_file, document)
 
     def write_status(self, state: State, *, attempt: int, step: int, total_steps: int) -> None:
-        """Replace run.json. Called about once a second, so it is atomic but not synced to the disk."""
+        """Replace run.json. Called about once a second, so it is atomic but not synced to the disk.
+
+        A full disk costs a heartbeat and not the training.
+        """
         status = RunStatus(
             state=state,
             attempt=attempt,
@@ -130,8 +163,12 @@ class RunDir:
             heartbeat_s=time.time(),
         )
         partial = self.status_file.with_name(f".{self.status_file.name}.partial")
-        partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
-        os.replace(partial, self.status_file)
+        with suppress(OSError):
+            partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
+            os.replace(partial, self.status_file)
+
+    def read_config(self) -> str:
+        return self.config_file.read_text(encoding="utf-8")
 
     def status(self) -> RunStatus | None:
         try:
@@ -142,7 +179,7 @@ class RunDir:
 
 def runs_root(given: Path | None) -> Path:
     """`--runs-dir` (which also reads CLIPCTL_RUNS), else ./runs."""
-    return given or DEFAULT_ROOT
+    return DEFAULT_ROOT if given in (None, Path()) else given
 
 
 def new_name(preset: str) -> str:

@@ -1,7 +1,8 @@
 """How well held-out pictures and captions find each other. N pairs, E dimensions."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import numpy as np
 import torch
@@ -40,6 +41,11 @@ class Evaluation:
     def to_dict(self) -> dict[str, float | None]:
         return {"score": self.score, **asdict(self)}
 
+    @classmethod
+    def from_dict(cls, values: dict[str, Any] | None) -> "Evaluation | None":
+        """What `to_dict` described, if anything."""
+        return cls(**{field.name: values[field.name] for field in fields(cls)}) if values else None
+
 
 class Evaluator:
     """Holds what does not change between evaluations: the held-out batches and how alike their captions are."""
@@ -74,7 +80,6 @@ class Evaluator:
             batch = batch.to(state.device)
             with autocast(state):
                 embeddings: Embeddings = state.model(normalise(batch.images), batch.tokens)
-            embeddings = embeddings._replace(image=embeddings.image.float(), text=embeddings.text.float())
             losses.append(LOSSES[state.loss](embeddings))
             images.append(embeddings.image)
             texts.append(embeddings.text)
@@ -90,17 +95,17 @@ class Evaluator:
                 result.append(None)
                 continue
             shares = [
-                float((scores.diagonal() > scores.masked_fill(~mask, -2.0).amax(dim=1)).float().mean())
-                for scores, mask in ((similarity, negatives), (similarity.T, negatives.T))
+                float((scores.diagonal() > scores.masked_fill(~negatives, -2.0).amax(dim=1)).float().mean())
+                for scores in (similarity, similarity.T)
             ]
             result.append(sum(shares) / 2)
         return result
 
 
 def _ranks(similarity: Tensor) -> Tensor:
-    """How many wrong candidates each query (row) prefers to its own. A tie counts against it."""
+    """How many wrong candidates each query (row) does not rank below its own. Ties and NaN count against it."""
     own = similarity.diagonal().unsqueeze(1)
-    return (similarity >= own).sum(dim=1) - 1
+    return (~(similarity < own)).sum(dim=1) - 1
 
 
 def _recall(ranks: Tensor, k: int) -> float:

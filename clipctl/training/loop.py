@@ -1,8 +1,10 @@
 """The training loop: batches in, rows and checkpoints out."""
 
 import math
+import signal
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,12 +13,12 @@ import torch
 from clipctl import config as configs
 from clipctl.data.loader import PairDataset, TrainLoader, validation_batches
 from clipctl.data.sampling import EpochSampler
-from clipctl.errors import DeviceError
+from clipctl.errors import DeviceError, ExitCode, Stopped
 from clipctl.hardware.devices import is_out_of_memory
 from clipctl.hardware.memory import keep_freed_memory, peak_rss_bytes
 from clipctl.model.clip import Clip
 from clipctl.runs import metrics
-from clipctl.runs.checkpoints import CheckpointStore, merit
+from clipctl.runs.checkpoints import Checkpoint, CheckpointStore, merit
 from clipctl.runs.metrics import MetricsWriter
 from clipctl.runs.rundir import RunDir, State
 from clipctl.training.cadence import due
@@ -25,8 +27,9 @@ from clipctl.training.evaluate import Evaluation, Evaluator
 from clipctl.training.optim import grad_norms_by_block, lr_at, make_optimizer
 from clipctl.training.plan import TrainPlan
 from clipctl.training.recording import PhaseClock, StepLog, StepStart, StepWindow, SystemRecorder
-from clipctl.training.state import TrainState, write_checkpoint
+from clipctl.training.state import TrainState, read_checkpoint, write_checkpoint
 from clipctl.training.step import train_step
+from clipctl.training.stopping import StopRequested, StopSwitch, stop_signals
 
 REPORT_INTERVAL_S = 2.0
 
@@ -73,9 +76,19 @@ class TrainSummary:
 Report = Callable[[Progress], None]
 
 
-def train(plan: TrainPlan, run: RunDir, report: Report = lambda progress: None) -> TrainSummary:
-    """Carry out a plan in a run directory."""
-    return _Training(plan, run, report).carry_out()
+def train(
+    plan: TrainPlan, run: RunDir, report: Report = lambda progress: None, *, resume_from: Checkpoint | None = None
+) -> TrainSummary:
+    """Carry out a plan in a run directory, from the start or from a checkpoint of the same run."""
+    try:
+        with stop_signals() as stop:
+            return _Training(plan, run, report, stop, resume_from).carry_out()
+    except (RuntimeError, MemoryError) as error:
+        if not is_out_of_memory(error):
+            raise
+        batch_size = plan.config.train.batch_size
+        hint = f"try --batch-size {max(2, batch_size // 2)}"
+        raise DeviceError(f"{plan.device.kind} is out of memory at batch size {batch_size}", hint) from error
 
 
 def make_state(plan: TrainPlan) -> TrainState:
@@ -118,23 +131,40 @@ def make_evaluator(plan: TrainPlan) -> Evaluator:
 class _Training:
     """One attempt at a run."""
 
-    def __init__(self, plan: TrainPlan, run: RunDir, report: Report) -> None:
-        self.plan, self.run, self.report = plan, run, report
-        run.write_config(configs.to_yaml(plan.config))
-        run.write_tokenizer(plan.tokenizer.to_dict())
-        run.write_environment(describe_environment(plan))
+    def __init__(
+        self, plan: TrainPlan, run: RunDir, report: Report, stop: StopSwitch, resume_from: Checkpoint | None
+    ) -> None:
+        self.plan, self.run, self.report, self.stop = plan, run, report, stop
+        previous = run.status()
+        self.attempt = 1 if previous is None else previous.attempt + 1
         self.state = make_state(plan)
         self.loader = make_loader(plan)
         self.evaluator = make_evaluator(plan)
         self.store = CheckpointStore(run.checkpoints_dir, run.name)
-        self.writer = MetricsWriter(run.metrics_file, run.name)
-        self.step_log = StepLog(self.writer, plan.device)
-        self.clock = PhaseClock(plan.device)
-        self.epoch_window: StepWindow | None = None  # the steps of this epoch
-        self.run_window: StepWindow | None = None  # all steps
+        self.store.sweep()
+        self.evaluated_epochs = 0
         self.evaluation: Evaluation | None = None  # the latest
         self.best: Evaluation | None = None
+        self.epoch_window: StepWindow | None = None  # the steps of this epoch
+        self.run_window: StepWindow | None = None  # the steps of this attempt
+        run.write_config(configs.to_yaml(plan.config))
+        run.write_tokenizer(plan.tokenizer.to_dict())
+        run.write_environment(describe_environment(plan))
+        self.writer = MetricsWriter(run.metrics_file, run.name)
+        if resume_from is not None:
+            self._restore(resume_from)
+        self.first_step = self.state.step
+        self.step_log = StepLog(self.writer, plan.device)
+        self.clock = PhaseClock(plan.device)
         self.started = self.reported = time.monotonic()
+
+    def _restore(self, checkpoint: Checkpoint) -> None:
+        facts = read_checkpoint(self.state, checkpoint)
+        self.evaluated_epochs = facts["evaluated_epochs"]
+        self.evaluation = Evaluation.from_dict(facts["evaluation"])
+        self.best = Evaluation.from_dict(facts["best"])
+        self.epoch_window = StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None
+        self.writer.write(metrics.RESUME, {"step": self.state.step, "attempt": self.attempt})
 
     def carry_out(self) -> TrainSummary:
         with_children = self.plan.workers.value != 0
@@ -145,35 +175,59 @@ class _Training:
         recorder.start()
         outcome: State = "failed"
         try:
-            for epoch in range(1, self.plan.epochs + 1):
-                self._train_epoch(epoch)
-                improved = self._evaluate(epoch)
-                if improved or due(epoch, self.plan.config.train.checkpoint_epochs, self.plan.epochs):
-                    self._checkpoint(epoch)
+            self._run_epochs()
             outcome = "finished"
+        except StopRequested:
+            self._flush()
+            self._checkpoint()
+            outcome = "stopped"
+            raise self._stopped() from None
         except KeyboardInterrupt:
             outcome = "stopped"
             raise
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            batch_size, kind = self.plan.config.train.batch_size, self.plan.device.kind
-            hint = f"try --batch-size {max(2, batch_size // 2)}"
-            raise DeviceError(f"{kind} is out of memory at batch size {batch_size}", hint) from error
         finally:
-            recorder.stop()
-            self._flush()
-            self.writer.write(
-                metrics.END, {"state": outcome, "step": self.state.step, "lost_rows": self.writer.lost_rows}
-            )
-            self.writer.close()
-            self._status(outcome)
+            # Each of these happens whatever the others do: a device that failed once fails again when it is asked.
+            with ExitStack() as last_words:
+                last_words.callback(self._status, outcome)
+                last_words.callback(self.writer.close)
+                last_words.callback(self._write_end, outcome)
+                last_words.callback(self.step_log.flush)
+                last_words.callback(self.loader.close)
+                last_words.callback(recorder.stop)
         return self._summary(outcome)
+
+    def _write_end(self, outcome: State) -> None:
+        row = {"state": outcome, "step": self.state.step, "lost_rows": self.writer.lost_rows}
+        self.writer.write(metrics.END, row)
+
+    def _run_epochs(self) -> None:
+        while self.evaluated_epochs < self.plan.epochs:
+            epoch = self.evaluated_epochs + 1
+            if self.state.step < self._last_step(epoch):
+                self._train_epoch(epoch)
+            self.stop.check()
+            improved = self._evaluate(epoch)
+            if improved or due(epoch, self.plan.config.train.checkpoint_epochs, self.plan.epochs):
+                self._checkpoint()
+
+    def _last_step(self, epoch: int) -> int:
+        return min(epoch * self.plan.steps_per_epoch, self.plan.total_steps)
+
+    def _stopped(self) -> Stopped:
+        code = ExitCode.INTERRUPTED if self.stop.signal == signal.SIGINT else ExitCode.TERMINATED
+        return Stopped(
+            f"stopped at step {self.state.step} of {self.plan.total_steps}; everything is saved in {self.run.path}",
+            f"go on with: clipctl train --resume {self.run.name}",
+            code,
+        )
 
     def _train_epoch(self, epoch: int) -> None:
         started = ended = time.perf_counter()
-        self.epoch_window = None
-        for batch in self.loader.epoch(epoch):
+        first_batch = self.state.step - (epoch - 1) * self.plan.steps_per_epoch
+        if first_batch == 0:
+            self.epoch_window = None
+        for batch in self.loader.epoch(epoch, first_batch):
+            self.stop.check()
             self.clock.start(sample=self.step_log.is_due)
             data_s = time.perf_counter() - ended
             lr = lr_at(self.state.step + 1, self.plan.total_steps, self.plan.config.optim)
@@ -221,7 +275,7 @@ class _Training:
                 loss=window.loss,
                 accuracy=window.accuracy,
                 images_per_s=window.images_per_s,
-                eta_s=(now - self.started) / step * (total_steps - step),
+                eta_s=(now - self.started) / (step - self.first_step) * (total_steps - step),
                 evaluation=self.evaluation,
             )
         )
@@ -233,28 +287,33 @@ class _Training:
         eval_s = round(time.perf_counter() - started, 4)
         row = {"step": self.state.step, "epoch": epoch, **self.evaluation.to_dict(), "eval_s": eval_s}
         self.writer.write(metrics.EVAL, row)
+        self.evaluated_epochs = epoch
         if self.best is not None and merit(self.evaluation.to_dict()) <= merit(self.best.to_dict()):
             return False
         self.best = self.evaluation
         return True
 
-    def _checkpoint(self, epoch: int) -> None:
-        assert self.evaluation is not None
+    def _checkpoint(self) -> None:
+        """Save all that going on exactly needs. Within an epoch there is no score, so it is never the best."""
         started = time.perf_counter()
+        scored = self.evaluation is not None and self.state.step == self._last_step(self.evaluated_epochs)
         facts = {
-            "epoch": epoch,
+            "evaluated_epochs": self.evaluated_epochs,
+            "evaluation": self.evaluation.to_dict() if self.evaluation else None,
+            "best": self.best.to_dict() if self.best else None,
+            "epoch_window": asdict(self.epoch_window) if self.epoch_window else None,
             "config": configs.to_dict(self.plan.config),
             "tokenizer": self.plan.tokenizer.to_dict(),
         }
         checkpoint = self.store.save(
             lambda directory: write_checkpoint(self.state, directory, facts),
             step=self.state.step,
-            epoch=epoch,
-            metrics=self.evaluation.to_dict(),
+            epoch=self.evaluated_epochs,
+            metrics=self.evaluation.to_dict() if self.evaluation and scored else {},
         )
         row = {
             "step": self.state.step,
-            "epoch": epoch,
+            "epoch": self.evaluated_epochs,
             "path": checkpoint.path.name,
             "size_bytes": checkpoint.size_bytes,
             "save_s": round(time.perf_counter() - started, 4),
@@ -262,10 +321,10 @@ class _Training:
         self.writer.write(metrics.CHECKPOINT, row)
 
     def _status(self, state: State) -> None:
-        self.run.write_status(state, attempt=1, step=self.state.step, total_steps=self.plan.total_steps)
+        self.run.write_status(state, attempt=self.attempt, step=self.state.step, total_steps=self.plan.total_steps)
 
     def _summary(self, state: State) -> TrainSummary:
-        assert self.evaluation and self.best and self.epoch_window and self.run_window
+        assert self.evaluation and self.best and self.epoch_window
         return TrainSummary(
             run=str(self.run.path),
             state=state,
@@ -274,7 +333,7 @@ class _Training:
             steps=self.state.step,
             epochs=self.plan.epochs,
             seconds=round(time.monotonic() - self.started, 2),
-            images_per_s=round(self.run_window.images_per_s, 2),
+            images_per_s=round(self.run_window.images_per_s, 2) if self.run_window else 0.0,
             loss=self.epoch_window.loss,
             i2t_r1=self.evaluation.i2t_r1,
             t2i_r1=self.evaluation.t2i_r1,

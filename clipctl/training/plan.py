@@ -52,14 +52,15 @@ class TrainPlan:
         """Of a model that knows nothing: ln B for the softmax loss."""
         return math.log(self.config.train.batch_size)
 
-    def check_memory(self) -> None:
+    def memory_problem(self) -> DeviceError | None:
+        """Why this plan cannot be carried out on its device, if it cannot."""
         need, free = self.memory.total_bytes, self.device.memory_bytes
         if need <= free:
-            return
+            return None
         fixed = need - self.memory.activations_bytes
         per_pair = self.memory.activations_bytes / self.config.train.batch_size
         fitting = math.floor((free - fixed) / per_pair) if free > fixed else 0
-        raise DeviceError(
+        return DeviceError(
             f"training needs about {need / 2**30:.1f} GiB and {self.device.kind} has {free / 2**30:.1f} GiB free",
             f"--batch-size {fitting} would fit" if fitting >= 2 else "choose a smaller --preset",
         )

@@ -33,6 +33,8 @@ class PhaseClock:
     def start(self, *, sample: bool) -> None:
         self.phases_s = {}
         self._sampled = sample or not self._device.is_accelerator
+        if self._sampled:
+            self._device.synchronize()  # what was queued before is not part of this step
         self._last = time.perf_counter()
 
     def mark(self, phase: str) -> None:

@@ -42,8 +42,6 @@ def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambd
     mark("transfer")
     with autocast(state):
         embeddings = state.model(images, batch.tokens)
-    # Similarities and loss in full precision: they are small, and the scale multiplies their errors by up to 100.
-    embeddings = embeddings._replace(image=embeddings.image.float(), text=embeddings.text.float())
     loss = LOSSES[state.loss](embeddings)
     mark("forward")
     loss.backward()  # type: ignore[no-untyped-call]

@@ -8,6 +8,7 @@ from clipctl.data.sources.synthetic import SyntheticSource
 from clipctl.errors import DataError
 
 DEFAULT_SYNTHETIC_PAIRS = 240
+MAX_SYNTHETIC_PAIRS = 100_000  # there are 10,368 combinations; more pairs only repeat them in other shades
 MIN_PAIRS = 2  # on each side: with one pair there is nothing to confuse it with
 
 
@@ -28,6 +29,8 @@ def open_data(config: DataConfig) -> Split:
         pairs = parse_count(count_text) if count_text else DEFAULT_SYNTHETIC_PAIRS
     except ValueError as error:
         raise DataError(f"the number of pairs in {config.source!r} must be {error}", "synthetic:5000") from None
+    if not 1 <= pairs <= MAX_SYNTHETIC_PAIRS:
+        raise DataError(f"{config.source!r} asks for {pairs} pairs; 1 to {MAX_SYNTHETIC_PAIRS:,} can be drawn")
     val_pairs = round(pairs * config.val_fraction)
     if val_pairs < MIN_PAIRS or pairs - val_pairs < MIN_PAIRS:
         raise DataError(

@@ -1,0 +1,169 @@
+"""Stopped or killed anywhere, a run goes on to the same weights. Real processes, real signals."""
+
+import hashlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import yaml
+
+from clipctl.runs import checkpoints
+from clipctl.runs.checkpoints import CheckpointStore
+from clipctl.runs.rundir import RunDir
+from tests.conftest import MICRO
+
+SETTINGS = [f"--set={key}={value}" for key, value in {**MICRO, "train.epochs": 8, "train.checkpoint_epochs": 1}.items()]
+TOTAL_STEPS = 24
+
+
+def start(root, *arguments, workers=0):
+    command = [sys.executable, "-m", "clipctl", "train", "--runs-dir", str(root), f"--workers={workers}", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def finish(process):
+    stdout, stderr = process.communicate(timeout=120)
+    return process.returncode, stdout, stderr
+
+
+def digest(run):
+    """Of everything that going on depends on: weights, moments, random states, position."""
+    last = CheckpointStore(run.checkpoints_dir, run.name).last()
+    assert last is not None and last.step == TOTAL_STEPS
+    contents = [(last.path / name).read_bytes() for name in (checkpoints.MODEL, checkpoints.OPTIMIZER)]
+    state = json.loads((last.path / checkpoints.STATE).read_text())
+    return hashlib.sha256(b"".join(contents)).hexdigest(), state["step"], state["evaluated_epochs"], state["evaluation"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    root = tmp_path_factory.mktemp("unbroken")
+    code, _, stderr = finish(start(root, *SETTINGS, "--name", "run"))
+    assert code == 0, stderr
+    return digest(RunDir(root / "run"))
+
+
+def wait_for_epochs(run, epochs):
+    """Until metrics.jsonl shows that many epochs, those of earlier attempts included."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if run.metrics_file.exists() and run.metrics_file.read_text().count('"kind":"epoch"') >= epochs:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the run did not get there")
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stopped_run_saves_and_goes_on_to_the_same_weights(tmp_path, unbroken, number, code, workers):
+    process = start(tmp_path, *SETTINGS, "--name", "run", workers=workers)
+    run = RunDir(tmp_path / "run")
+    wait_for_epochs(run, 2)
+    children = psutil.Process(process.pid).children(recursive=True)
+    os.killpg(process.pid, number)
+    returncode, _, stderr = finish(process)
+    assert returncode == code, stderr
+    assert "everything is saved" in stderr and "--resume run" in stderr and "Traceback" not in stderr
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    status = run.status()
+    assert status is not None and status.state == "stopped" and status.step < TOTAL_STEPS
+    last = CheckpointStore(run.checkpoints_dir, run.name).last()
+    assert last is not None and last.step == status.step
+    returncode, _, stderr = finish(start(tmp_path, "--resume"))
+    assert returncode == 0, stderr
+    assert digest(run) == unbroken
+
+
+def test_killed_runs_go_on_to_the_same_weights(tmp_path, unbroken):
+    process = start(tmp_path, *SETTINGS, "--name", "run")
+    run = RunDir(tmp_path / "run")
+    for epochs in (1, 3, 5):
+        wait_for_epochs(run, epochs)
+        process.kill()
+        process.communicate()
+        process = start(tmp_path, "--resume", "run", workers=epochs % 2)
+    returncode, _, stderr = finish(process)
+    assert returncode == 0, stderr
+    assert digest(run) == unbroken
+    assert not list(run.checkpoints_dir.glob(".*"))
+    status = run.status()
+    assert status is not None and status.attempt == 4
+
+
+@pytest.fixture
+def finished(tmp_path, unbroken):
+    code, _, stderr = finish(start(tmp_path, *SETTINGS, "--name", "run"))
+    assert code == 0, stderr
+    return RunDir(tmp_path / "run")
+
+
+def test_a_finished_run_has_nothing_left_to_do(finished, unbroken):
+    code, stdout, stderr = finish(start(finished.path.parent, "--resume", "run", "--json"))
+    assert code == 0 and "nothing is left to do" in stderr
+    assert json.loads(stdout)["steps"] == TOTAL_STEPS and digest(finished) == unbroken
+
+
+def test_damage_is_passed_over_and_named(finished, unbroken):
+    last = CheckpointStore(finished.checkpoints_dir, finished.name).last()
+    assert last is not None
+    model = last.path / checkpoints.MODEL
+    content = bytearray(model.read_bytes())
+    content[-5] ^= 1
+    model.write_bytes(content)
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run"))
+    assert code == 0, stderr
+    assert "skipped damaged checkpoint step-00000024" in stderr and "sha256" in stderr
+    assert digest(finished) == unbroken
+
+
+def test_changed_settings_are_named_and_refused(finished):
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run", "--lr", "1e-5", "--seed", "3"))
+    assert code == 2
+    assert (
+        "the run was started with optim.lr" in stderr and "train.seed 0, not 3" in stderr and "--allow-change" in stderr
+    )
+
+
+def test_more_epochs_are_taken_and_their_effect_is_said(finished):
+    code, stdout, stderr = finish(start(finished.path.parent, "--resume", "run", "--epochs", "9", "--json"))
+    assert code == 0, stderr
+    assert "27 steps instead of 24" in stderr and "learning rate goes on at" in stderr
+    assert json.loads(stdout)["steps"] == 27
+    assert yaml.safe_load(finished.config_file.read_text())["train"]["epochs"] == 9
+
+
+def test_an_older_step_can_be_chosen(finished):
+    steps = [checkpoint.step for checkpoint in CheckpointStore(finished.checkpoints_dir, finished.name).all()]
+    code, _, stderr = finish(start(finished.path.parent, "--resume", f"run@{steps[0]}", "--dry-run"))
+    assert code == 0, stderr
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run@7777"))
+    assert code == 3 and f"there are: {steps[0]}" in stderr
+
+
+def test_a_second_trainer_leaves_naming_the_first(tmp_path):
+    run = RunDir.create(tmp_path, "tiny", "run")
+    run.write_config("preset: tiny\n")
+    run.write_status("running", attempt=1, step=0, total_steps=1)
+    code, _, stderr = finish(start(tmp_path, "--resume", "run"))
+    assert code == 2 and f"by process {os.getpid()}" in stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "complaint"), [("rnu-1", "did you mean run-1"), ("run", "could be any of run-1, run-2")]
+)
+def test_names_that_are_not_clear(tmp_path, text, complaint):
+    for name in ("run-1", "run-2"):
+        RunDir.create(tmp_path, "tiny", name).write_config("preset: tiny\n")
+    code, _, stderr = finish(start(tmp_path, "--resume", text))
+    assert code == 2 and complaint in stderr
+
+
+def test_nothing_to_resume(tmp_path):
+    code, _, stderr = finish(start(tmp_path, "--resume"))
+    assert code == 2 and "no unfinished run" in stderr
