@@ -71,7 +71,3 @@ class Stopped(ClipctlError):
     def __init__(self, message: str, hint: str, exit_code: ExitCode) -> None:
         super().__init__(message, hint)
         self.exit_code = exit_code
-
-
-class TrainingError(ClipctlError):
-    """Training itself cannot go on."""
