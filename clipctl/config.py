@@ -10,7 +10,7 @@ import math
 import re
 import types
 import typing
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -24,6 +24,23 @@ CONFIG_FILE_LIMIT_BYTES = 1_000_000
 DeviceName = str  # "auto", "cpu", "mps", "cuda", "cuda:1"
 Precision = Literal["auto", "fp32", "bf16"]
 LossName = Literal["softmax", "sigmoid"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """How often something happens. Written 5e (epochs), 500s (steps) or 10m (minutes)."""
+
+    count: float
+    unit: Literal["e", "s", "m"]
+
+    @classmethod
+    def parse(cls, text: str) -> "Interval":
+        """Raises ValueError saying what is expected."""
+        match = re.fullmatch(r"(\d+)([es])|(\d+(?:\.\d+)?)(m)", text.strip())
+        count = float(match[1] or match[3]) if match else 0.0
+        if not match or not 0 < count < 1e12:
+            raise ValueError("a number of epochs, steps or minutes such as 5e, 500s or 10m")
+        return cls(count, typing.cast(Any, match[2] or match[4]))
 
 
 def bounded(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
@@ -91,7 +108,13 @@ class LoopConfig:
     batch_size: int = bounded(27, low=2, high=1_000_000)
     seed: int = bounded(0, low=0, high=2**32 - 1)
     loss: LossName = "softmax"
-    checkpoint_epochs: int = bounded(5, low=0, high=1_000_000)  # 0: only the best and the last
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveConfig:
+    every: str = field(default="5e", metadata={"check": Interval.parse})  # besides the last one
+    keep_last: int = bounded(2, low=1, high=1_000_000)
+    keep_best: int = bounded(1, low=0, high=1_000_000)  # 0: the best one is not saved for its own sake
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,6 +132,7 @@ class TrainConfig:
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
     train: LoopConfig = LoopConfig()
+    save: SaveConfig = SaveConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
 
@@ -289,6 +313,7 @@ class Leaf:
     optional: bool
     low: float | None
     high: float | None
+    check: Callable[[str], Any] | None  # of a text: raises ValueError saying what is expected
 
     def parse(self, raw: Any) -> Any:
         """The value that `raw` (from YAML, a flag or Python) stands for. Raises ValueError saying what is expected."""
@@ -304,6 +329,8 @@ class Leaf:
         if self.kind is str:
             if not isinstance(raw, str) or not raw:
                 raise ValueError("text")
+            if self.check:
+                self.check(raw)
             return raw
         return self._parse_number(raw)
 
@@ -350,7 +377,8 @@ def _find_leaves(cls: type, prefix: str) -> Iterator[tuple[str, Leaf]]:
         optional = isinstance(kind, types.UnionType)
         if optional:
             kind = next(part for part in typing.get_args(kind) if part is not type(None))
-        yield f"{prefix}{name}", Leaf(kind, optional, item.metadata.get("low"), item.metadata.get("high"))
+        limits = (item.metadata.get(key) for key in ("low", "high", "check"))
+        yield f"{prefix}{name}", Leaf(kind, optional, *limits)
 
 
 LEAVES: dict[str, Leaf] = dict(_find_leaves(TrainConfig, ""))

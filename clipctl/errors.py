@@ -61,6 +61,14 @@ class CheckpointError(ClipctlError):
     exit_code = ExitCode.CHECK
 
 
+class SaveError(ClipctlError):
+    """The work could not be written down: a full disk, a directory that is gone."""
+
+
+class TrainingError(ClipctlError):
+    """The training itself cannot go on."""
+
+
 class DeviceError(ClipctlError):
     exit_code = ExitCode.DEVICE
 

@@ -13,11 +13,11 @@ import pytest
 import yaml
 
 from clipctl.runs import checkpoints
-from clipctl.runs.checkpoints import CheckpointStore
 from clipctl.runs.rundir import RunDir
+from clipctl.runs.store import CheckpointStore
 from tests.conftest import MICRO
 
-SETTINGS = [f"--set={key}={value}" for key, value in {**MICRO, "train.epochs": 8, "train.checkpoint_epochs": 1}.items()]
+SETTINGS = [f"--set={key}={value}" for key, value in {**MICRO, "train.epochs": 8, "save.every": "1e"}.items()]
 TOTAL_STEPS = 24
 
 
@@ -33,7 +33,7 @@ def finish(process):
 
 def digest(run):
     """Of everything that going on depends on: weights, moments, random states, position."""
-    last = CheckpointStore(run.checkpoints_dir, run.name).last()
+    last = CheckpointStore(run).last()
     assert last is not None and last.step == TOTAL_STEPS
     contents = [(last.path / name).read_bytes() for name in (checkpoints.MODEL, checkpoints.OPTIMIZER)]
     state = json.loads((last.path / checkpoints.STATE).read_text())
@@ -68,12 +68,12 @@ def test_a_stopped_run_saves_and_goes_on_to_the_same_weights(tmp_path, unbroken,
     os.killpg(process.pid, number)
     returncode, _, stderr = finish(process)
     assert returncode == code, stderr
-    assert "everything is saved" in stderr and "--resume run" in stderr and "Traceback" not in stderr
+    assert "everything is saved" in stderr and f"--resume {run.path}" in stderr and "Traceback" not in stderr
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     status = run.status()
     assert status is not None and status.state == "stopped" and status.step < TOTAL_STEPS
-    last = CheckpointStore(run.checkpoints_dir, run.name).last()
+    last = CheckpointStore(run).last()
     assert last is not None and last.step == status.step
     returncode, _, stderr = finish(start(tmp_path, "--resume"))
     assert returncode == 0, stderr
@@ -110,7 +110,7 @@ def test_a_finished_run_has_nothing_left_to_do(finished, unbroken):
 
 
 def test_damage_is_passed_over_and_named(finished, unbroken):
-    last = CheckpointStore(finished.checkpoints_dir, finished.name).last()
+    last = CheckpointStore(finished).last()
     assert last is not None
     model = last.path / checkpoints.MODEL
     content = bytearray(model.read_bytes())
@@ -139,7 +139,7 @@ def test_more_epochs_are_taken_and_their_effect_is_said(finished):
 
 
 def test_an_older_step_can_be_chosen(finished):
-    steps = [checkpoint.step for checkpoint in CheckpointStore(finished.checkpoints_dir, finished.name).all()]
+    steps = [checkpoint.step for checkpoint in CheckpointStore(finished).all()]
     code, _, stderr = finish(start(finished.path.parent, "--resume", f"run@{steps[0]}", "--dry-run"))
     assert code == 0, stderr
     code, _, stderr = finish(start(finished.path.parent, "--resume", "run@7777"))

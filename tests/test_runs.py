@@ -8,10 +8,11 @@ import pytest
 
 from clipctl.errors import CheckpointError, RunError
 from clipctl.runs import checkpoints, metrics
-from clipctl.runs.checkpoints import CheckpointStore, read_checkpoint
+from clipctl.runs.checkpoints import read_checkpoint
 from clipctl.runs.files import replaced
 from clipctl.runs.metrics import MetricsWriter, read_rows
 from clipctl.runs.rundir import RunDir
+from clipctl.runs.store import CheckpointStore
 
 # --- files ----------------------------------------------------------------------------------------------------
 
@@ -132,39 +133,53 @@ def test_a_full_disk_costs_rows_and_not_the_training(tmp_path):
 # --- checkpoints ----------------------------------------------------------------------------------------------
 
 
-def save(store, step, score=0.5, val_loss=1.0, content=b"weights"):
+@pytest.fixture
+def run(tmp_path):
+    return RunDir.create(tmp_path, "tiny", "run-1")
+
+
+@pytest.fixture
+def store(run):
+    return CheckpointStore(run)
+
+
+def save(store, step, score=0.5, val_loss=1.0, content=b"{}", **attempt):
     return store.save(
-        lambda directory: (directory / "model.safetensors").write_bytes(content) and None,
+        lambda directory: (directory / "state.json").write_bytes(content) and None,
         step=step,
         epoch=step,
         metrics={"score": score, "val_loss": val_loss},
+        **attempt,
     )
 
 
-def test_a_saved_checkpoint_is_whole_and_verifies(tmp_path):
-    checkpoint = save(CheckpointStore(tmp_path, "run-1"), 12)
+def steps(store):
+    return [checkpoint.step for checkpoint in store.all()]
+
+
+def test_a_saved_checkpoint_is_whole_and_verifies(run, store):
+    checkpoint = save(store, 12)
     assert checkpoint.path.name == "step-00000012"
     assert read_checkpoint(checkpoint.path).verified().manifest == checkpoint.manifest
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000012"]
+    assert [path.name for path in run.checkpoints_dir.iterdir()] == ["step-00000012"]
 
 
 @pytest.mark.parametrize(
     ("damage", "complaint"),
     [
         (lambda file: file.unlink(), "is missing"),
-        (lambda file: file.write_bytes(b"short"), "has 5 bytes, expected 7"),
-        (lambda file: file.write_bytes(b"wEights"), "another sha256"),
+        (lambda file: file.write_bytes(b"{"), "has 1 bytes, expected 2"),
+        (lambda file: file.write_bytes(b"[]"), "another sha256"),
     ],
 )
-def test_damage_is_found(tmp_path, damage, complaint):
-    checkpoint = save(CheckpointStore(tmp_path, "run-1"), 1)
-    damage(checkpoint.path / "model.safetensors")
+def test_damage_is_found(store, damage, complaint):
+    checkpoint = save(store, 1)
+    damage(checkpoint.path / checkpoints.STATE)
     with pytest.raises(CheckpointError, match=complaint):
         read_checkpoint(checkpoint.path).verified()
 
 
-def test_a_failed_save_leaves_the_older_ones(tmp_path):
-    store = CheckpointStore(tmp_path, "run-1")
+def test_a_failed_save_leaves_the_older_ones(run, store):
     save(store, 1)
 
     def fail(directory):
@@ -173,29 +188,101 @@ def test_a_failed_save_leaves_the_older_ones(tmp_path):
 
     with pytest.raises(OSError, match="disk full"):
         store.save(fail, step=2, epoch=2, metrics={})
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000001"]
+    assert [path.name for path in run.checkpoints_dir.iterdir()] == ["step-00000001"]
 
 
-def test_the_last_two_and_the_best_are_kept(tmp_path):
-    store = CheckpointStore(tmp_path, "run-1", keep_last=2, keep_best=1)
+def test_the_last_two_and_the_best_are_kept(run):
+    store = CheckpointStore(run, keep_last=2, keep_best=1)
     for step, score in enumerate([0.1, 0.9, 0.3, 0.9, 0.2, 0.4], start=1):
         save(store, step, score=score, val_loss=2.0 if step == 4 else 1.0)
-    assert [checkpoint.step for checkpoint in store.all()] == [2, 5, 6]
+    assert steps(store) == [2, 5, 6]
     best, last = store.best(), store.last()
     assert best is not None and last is not None
     assert (best.step, last.step) == (2, 6)
 
 
-def test_a_newer_schema_is_refused_by_name(tmp_path):
-    checkpoint = save(CheckpointStore(tmp_path, "run-1"), 1)
-    manifest = checkpoint.path / checkpoints.MANIFEST
-    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "schema": 99}))
-    with pytest.raises(CheckpointError, match="schema 99"):
+def test_a_step_saved_again_replaces_the_older_one_only_when_it_is_there(run, store):
+    save(store, 3, content=b"{}")
+    again = save(store, 3, content=b"[]", attempt=2, attempt_step=3)
+    assert store.all() == [again] and again.path.name == "step-00000003.1"
+    assert save(store, 3, attempt=2, attempt_step=3).path.name == "step-00000003"
+    assert len(store.all()) == 1
+
+
+def test_a_course_that_was_left_does_not_count_as_last(run):
+    """Going back to step 2 must not make the steps 5 and 6 of before look newer than what follows."""
+    store = CheckpointStore(run, keep_last=2, keep_best=1)
+    for step in (2, 5, 6):
+        save(CheckpointStore(run, keep_last=9), step, score=0.9 if step == 5 else 0.1)
+    save(store, 3, score=0.2, attempt=2, attempt_step=2)
+    last, best = store.last(), store.best()
+    assert last is not None and last.step == 3
+    assert best is not None and best.step == 5
+    assert steps(store) == [2, 3, 5]  # the last two of the new course, and the best of all
+
+
+def test_one_that_lost_a_file_does_not_count_among_the_last(run, store):
+    save(store, 1, score=None)
+    (save(store, 2, score=None).path / checkpoints.STATE).unlink()
+    save(store, 3, score=None)
+    assert steps(store) == [1, 3]
+
+
+def test_checkpoints_of_another_run_are_never_touched(run, store):
+    save(store, 1)
+    foreign = run.checkpoints_dir / "step-00000900"
+    save(CheckpointStore(RunDir.create(run.path.parent, "tiny", "other")), 900).path.rename(foreign)
+    for step in (2, 3, 4):
+        save(store, step, score=None)
+    assert foreign.is_dir() and steps(store) == [1, 3, 4]
+    last = store.last()
+    assert last is not None and last.step == 4
+    assert "another run, other" in store.inventory()[-1].problems[0]
+
+
+def test_a_renamed_run_still_owns_its_checkpoints(run):
+    MetricsWriter(run.metrics_file, run.run_id).close()
+    save(CheckpointStore(run), 7)
+    moved = RunDir(run.path.rename(run.path.with_name("renamed")))
+    assert moved.run_id == "run-1" and steps(CheckpointStore(moved)) == [7]
+
+
+def rewrite_manifest(checkpoint, **changes):
+    """As a program that knows the format would: the manifest's own sum is right."""
+    path = checkpoint.path / checkpoints.MANIFEST
+    values = {key: value for key, value in {**json.loads(path.read_text()), **changes}.items() if key != "sha256"}
+    path.write_text(json.dumps({**values, "sha256": checkpoints._digest(values)}))
+
+
+def test_a_newer_schema_is_refused_by_name(store):
+    checkpoint = save(store, 1)
+    rewrite_manifest(checkpoint, schema=99)
+    with pytest.raises(CheckpointError, match="schema 99, this clipctl reads up to 1"):
         read_checkpoint(checkpoint.path)
 
 
-@pytest.mark.parametrize("text", ["", "[]", "{}", '{"schema": 1, "files": {"../x": {"size_bytes": 1, "sha256": ""}}}'])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"files": {"../x": {"size_bytes": 1, "sha256": ""}}},
+        {"files": {"..": {"size_bytes": 1, "sha256": ""}}},
+        {"files": []},
+        {"files": {"x": {"size_bytes": -1, "sha256": ""}}},
+        {"step": "7"},
+        {"step": True},
+        {"metrics": [1]},
+        {"surprise": 1},
+    ],
+)
+def test_manifests_that_lie(store, changes):
+    checkpoint = save(store, 1)
+    rewrite_manifest(checkpoint, **changes)
+    with pytest.raises(CheckpointError):
+        read_checkpoint(checkpoint.path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\xff", "1" * 2_000_000])
 def test_manifests_that_are_none(tmp_path, text):
-    (tmp_path / checkpoints.MANIFEST).write_text(text)
+    (tmp_path / checkpoints.MANIFEST).write_text(text, encoding="latin-1")
     with pytest.raises(CheckpointError):
         read_checkpoint(tmp_path)

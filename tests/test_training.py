@@ -12,10 +12,9 @@ from clipctl.config import OptimConfig
 from clipctl.data.loader import Batch, validation_batches
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.runs import checkpoints, metrics
-from clipctl.runs.checkpoints import CheckpointStore
 from clipctl.runs.rundir import RunDir
+from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
-from clipctl.training.cadence import due
 from clipctl.training.evaluate import Evaluator, negative_bands
 from clipctl.training.optim import grad_norms_by_block, lr_at, make_optimizer
 from clipctl.training.plan import make_plan
@@ -34,7 +33,7 @@ def run_training(config, root, name="run"):
 
 
 def weights(run):
-    last = CheckpointStore(run.checkpoints_dir, run.name).last()
+    last = CheckpointStore(run).last()
     assert last is not None
     return load_file(last.path / checkpoints.MODEL)
 
@@ -105,13 +104,18 @@ def test_workers_do_not_change_the_weights(micro, tmp_path):
 def test_steps_end_a_run_within_an_epoch(micro, tmp_path):
     run, summary = run_training(changed(micro, "train", steps=4), tmp_path)
     assert (summary.steps, summary.epochs) == (4, 2)
-    last = CheckpointStore(run.checkpoints_dir, run.name).last()
+    last = CheckpointStore(run).last()
     assert last is not None and last.step == 4
 
 
 def test_progress_is_reported_at_the_end_at_least(micro, tmp_path):
     seen = []
-    loop.train(make_plan(micro), RunDir.create(tmp_path, "tiny"), seen.append)
+
+    class Watcher(loop.Nobody):
+        def progress(self, progress):
+            seen.append(progress)
+
+    loop.train(make_plan(micro), RunDir.create(tmp_path, "tiny"), Watcher())
     assert seen[-1].step == seen[-1].total_steps == 6 and seen[-1].eta_s == 0
 
 
@@ -157,7 +161,7 @@ def test_bf16_trains(micro, tmp_path):
 def test_a_checkpoint_restores_model_optimizer_and_generator(micro, tmp_path):
     run, _ = run_training(micro, tmp_path)
     generator = torch.get_rng_state()
-    checkpoint = CheckpointStore(run.checkpoints_dir, run.name).last()
+    checkpoint = CheckpointStore(run).last()
     assert checkpoint is not None
     state = loop.make_state(make_plan(changed(micro, "train", seed=99)))
     facts = read_checkpoint(state, checkpoint)
@@ -170,18 +174,25 @@ def test_a_checkpoint_restores_model_optimizer_and_generator(micro, tmp_path):
     assert torch.equal(torch.get_rng_state(), generator)
 
 
-def test_checkpoints_fall_due_by_epochs_and_at_the_end(micro, tmp_path):
-    config = changed(micro, "train", epochs=5, checkpoint_epochs=2)
-    run, _ = run_training(config, tmp_path)
-    saved = [row["epoch"] for row in rows(run, "checkpoint")]
-    assert {2, 4, 5} <= set(saved) and 1 in saved  # the first is the best so far
-
-
 @pytest.mark.parametrize(
-    ("count", "every", "expected"), [(5, 5, True), (4, 5, False), (7, 5, True), (3, 0, False), (7, 0, True)]
+    ("every", "expected"),
+    [("2e", {6, 12, 15}), ("4s", {4, 8, 12, 15}), ("0.00001m", set(range(1, 16))), ("1000m", {15})],
 )
-def test_due(count, every, expected):
-    assert due(count, every, last=7) is expected
+def test_checkpoints_fall_due_by_epochs_steps_or_minutes_and_at_the_end(micro, tmp_path, every, expected):
+    config = changed(changed(micro, "train", epochs=5), "save", every=every, keep_best=0)
+    run, _ = run_training(config, tmp_path)
+    assert {row["step"] for row in rows(run, "checkpoint")} == expected
+
+
+def test_the_best_is_saved_when_it_comes(micro, tmp_path):
+    run, _ = run_training(changed(micro, "save", every="1000e"), tmp_path)
+    assert rows(run, "checkpoint")[0]["step"] == 3
+
+
+def test_as_many_are_kept_as_asked_for(micro, tmp_path):
+    config = changed(changed(micro, "train", epochs=5), "save", every="1s", keep_last=4, keep_best=0)
+    run, _ = run_training(config, tmp_path)
+    assert [checkpoint.step for checkpoint in CheckpointStore(run).all()] == [12, 13, 14, 15]
 
 
 # --- plan -----------------------------------------------------------------------------------------------------

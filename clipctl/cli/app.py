@@ -1,7 +1,9 @@
 """The command line: one app, one place where errors become words and exit codes."""
 
 import os
+import signal
 import sys
+from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -84,7 +86,12 @@ def options(
 
 
 def main() -> None:
+    signal.signal(signal.SIGTERM, _terminated)  # also while a command is still starting
     app()
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(ExitCode.TERMINATED)
 
 
 def _print_problem(message: str, hint: str | None) -> None:

@@ -7,6 +7,7 @@ import typer
 
 _MODEL = "Model"
 _TRAINING = "Training"
+_CHECKPOINTS = "Checkpoints"
 _MACHINE = "Machine"
 _RUN = "Run"
 
@@ -34,6 +35,18 @@ BatchSize = Annotated[
 ]
 Lr = Annotated[str | None, _option("--lr", "Peak learning rate.", _TRAINING, "RATE", "CLIPCTL_LR")]
 Seed = Annotated[str | None, _option("--seed", "Same seed and threads, same weights.", _TRAINING, "N", "CLIPCTL_SEED")]
+SaveEvery = Annotated[
+    str | None,
+    _option(
+        "--save-every", "5e (default: epochs), 500s (steps) or 10m (minutes).", _CHECKPOINTS, "N", "CLIPCTL_SAVE_EVERY"
+    ),
+]
+KeepLast = Annotated[
+    str | None, _option("--keep-last", "Newest ones to keep; default: 2.", _CHECKPOINTS, "N", "CLIPCTL_KEEP_LAST")
+]
+KeepBest = Annotated[
+    str | None, _option("--keep-best", "Best ones to keep; default: 1.", _CHECKPOINTS, "N", "CLIPCTL_KEEP_BEST")
+]
 Device = Annotated[
     str | None, _option("--device", "auto (default), cpu, mps, cuda or cuda:N.", _MACHINE, "NAME", "CLIPCTL_DEVICE")
 ]

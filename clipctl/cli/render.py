@@ -78,6 +78,8 @@ def plan_table(plan: "TrainPlan") -> Table:
         "steps": f"{plan.total_steps:,}: {plan.epochs:,} epochs of {plan.steps_per_epoch:,}, "
         f"batch {config.train.batch_size}, peak rate {config.optim.lr:g}",
         "memory": memory_line(plan),
+        "checkpoints": f"every {save_interval(config.save.every)}, about {size(plan.checkpoint_bytes)} each; "
+        f"kept: the last {config.save.keep_last}, the best {config.save.keep_best}",
     }
     if config.train.loss == "softmax":
         rows["chance loss"] = (
@@ -89,6 +91,15 @@ def plan_table(plan: "TrainPlan") -> Table:
     for note in (*plan.notes, *([f"{problem}; {problem.hint}"] if problem else [])):
         table.add_row("note", Text(note, style="yellow"))
     return table
+
+
+def save_interval(every: str) -> str:
+    """5 epochs, 1 step, 10 minutes."""
+    from clipctl.config import Interval
+
+    interval = Interval.parse(every)
+    noun = {"e": "epoch", "s": "step", "m": "minute"}[interval.unit]
+    return noun if interval.count == 1 else f"{interval.count:g} {noun}s"
 
 
 def memory_line(plan: "TrainPlan") -> str:

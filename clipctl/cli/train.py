@@ -1,8 +1,6 @@
 """clipctl train"""
 
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +12,7 @@ from clipctl.cli import options, render
 if TYPE_CHECKING:
     from clipctl.config import Layer
     from clipctl.runs.rundir import RunDir
-    from clipctl.training.loop import Progress as TrainProgress
-    from clipctl.training.loop import Report
+    from clipctl.training.loop import Progress
     from clipctl.training.resume import Resumption
 
 NEXT_COMMANDS = (
@@ -45,6 +42,9 @@ def train(
     batch_size: options.BatchSize = None,
     lr: options.Lr = None,
     seed: options.Seed = None,
+    save_every: options.SaveEvery = None,
+    keep_last: options.KeepLast = None,
+    keep_best: options.KeepBest = None,
     device: options.Device = None,
     precision: options.Precision = None,
     threads: options.Threads = None,
@@ -65,6 +65,9 @@ def train(
         "--batch-size": ("train.batch_size", batch_size),
         "--lr": ("optim.lr", lr),
         "--seed": ("train.seed", seed),
+        "--save-every": ("save.every", save_every),
+        "--keep-last": ("save.keep_last", keep_last),
+        "--keep-best": ("save.keep_best", keep_best),
         "--device": ("runtime.device", device),
         "--precision": ("runtime.precision", precision),
         "--threads": ("runtime.threads", threads),
@@ -73,6 +76,7 @@ def train(
     layers = asked_layers(config, flags, set or [])
 
     from clipctl.config import resolve
+    from clipctl.hardware import disk
     from clipctl.runs.rundir import RunDir, runs_root
     from clipctl.training import loop
     from clipctl.training.plan import make_plan
@@ -91,7 +95,7 @@ def train(
         else:
             render.data().print(render.plan_table(plan))
         return
-    if problem := plan.memory_problem():
+    if problem := plan.memory_problem() or plan.disk_problem(disk.free_bytes(root)):
         raise problem
     if resume is None:
         run = RunDir.create(root, plan.config.preset, name)
@@ -99,8 +103,8 @@ def train(
         console.print(f"{run.path} is finished: {resumption.step} steps, nothing is left to do", markup=False)
     console.print(render.plan_table(plan))
     console.print(f"run          {run.path}" + (f", from step {checkpoint.step}" if checkpoint else ""), markup=False)
-    with progress_report(console) as report:
-        summary = loop.train(plan, run, report, resume_from=checkpoint)
+    with TerminalWatcher(console) as watcher:
+        summary = loop.train(plan, run, watcher, resume_from=checkpoint)
     if json:
         render.print_json("train", summary.to_dict())
         return
@@ -130,18 +134,28 @@ def find_resumption(root: Path, text: str, layers: "list[Layer]", allow_change: 
     return run, prepare_resumption(run, layers, step=int(step) if step else None, allow_change=allow_change)
 
 
-@contextmanager
-def progress_report(console: Console) -> Iterator["Report"]:
-    """A row every few seconds; below them, where somebody is watching, a bar."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
+class TerminalWatcher:
+    """A row every few seconds; below them, where somebody is watching, a bar. Warnings in between."""
 
-    columns = (BarColumn(bar_width=None), TaskProgressColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task("training", total=None)
-        console.print(render.PROGRESS_HEADER, style="bold")
+    def __init__(self, console: Console) -> None:
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
-        def report(progress: "TrainProgress") -> None:
-            console.print(render.progress_row(progress), markup=False)
-            bar.update(task, completed=progress.step, total=progress.total_steps)
+        columns = (BarColumn(bar_width=None), TaskProgressColumn(), TimeElapsedColumn())
+        self._console = console
+        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._bar.add_task("training", total=None)
 
-        yield report
+    def __enter__(self) -> "TerminalWatcher":
+        self._bar.start()
+        self._console.print(render.PROGRESS_HEADER, style="bold")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def progress(self, progress: "Progress") -> None:
+        self._console.print(render.progress_row(progress), markup=False)
+        self._bar.update(self._task, completed=progress.step, total=progress.total_steps)
+
+    def warn(self, message: str) -> None:
+        self._console.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)

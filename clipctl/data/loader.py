@@ -18,8 +18,10 @@ from clipctl.config import DataConfig
 from clipctl.data.images import Pixels, augment
 from clipctl.data.sampling import EpochSampler, batch_count
 from clipctl.data.tokenizers import CharacterTokenizer
+from clipctl.errors import TrainingError
 
 PREFETCH_BATCHES = 2
+WORKER_TIMEOUT_S = 120.0  # for a batch; longer than any disk takes that still works
 
 _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
@@ -102,8 +104,17 @@ class Collate:
 class TrainLoader:
     """The batches of an epoch, from any batch on. Workers are started once and kept."""
 
-    def __init__(self, dataset: PairDataset, sampler: EpochSampler, *, workers: int, fixed_length: bool) -> None:
+    def __init__(
+        self,
+        dataset: PairDataset,
+        sampler: EpochSampler,
+        *,
+        workers: int,
+        fixed_length: bool,
+        timeout_s: float = WORKER_TIMEOUT_S,
+    ) -> None:
         self._sampler = sampler
+        self._timeout_s = timeout_s
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=sampler,
@@ -111,6 +122,7 @@ class TrainLoader:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH_BATCHES if workers else None,
+            timeout=timeout_s if workers else 0,
             # Spawned workers inherit no threads and no locks, and behave the same on every system.
             multiprocessing_context="spawn" if workers else None,
             # Without a generator of its own, a loader draws from the global one and shifts everything after it.
@@ -121,6 +133,21 @@ class TrainLoader:
         self._sampler.start(epoch, first_batch)
         with _signals_held():  # workers are started here the first time
             return iter(self._loader)
+
+    def worker_error(self, error: RuntimeError) -> TrainingError | None:
+        """If torch says that a worker failed: which one and how. Torch may say so anywhere, not only while it is asked
+        for a batch, and names a process number at most."""
+        batches: Any = self._loader._iterator
+        if not str(error).startswith("DataLoader ") or batches is None:
+            return None
+        hint = "go on with --resume; --workers 0 does without them"
+        for number, worker in enumerate(batches._workers):
+            if not worker.is_alive():
+                how = f"signal {-worker.exitcode}" if worker.exitcode < 0 else f"exit code {worker.exitcode}"
+                return TrainingError(f"loader worker {number} (process {worker.pid}) ended with {how}", hint)
+        number = batches._task_info[batches._rcvd_idx][0]  # who owes the next batch
+        pid = batches._workers[number].pid
+        return TrainingError(f"loader worker {number} (process {pid}) has been silent for {self._timeout_s:g} s", hint)
 
     def close(self) -> None:
         """End the workers. They do not listen to signals, so nothing else would before the process is gone."""

@@ -1,22 +1,20 @@
-"""Checkpoints: directories that are whole or absent, verified by a manifest of sizes and sha256 sums. No torch.
+"""A checkpoint: a directory that is whole or absent, verified by a manifest of sizes and sha256 sums. No torch.
 
-    checkpoints/step-00000120/{manifest.json, model.safetensors, optimizer.safetensors, state.json}
-
-`best` and `last` are derived from the manifests, never stored: nothing can point to what is gone.
+checkpoints/step-00000120/{manifest.json, model.safetensors, optimizer.safetensors, state.json}
 """
 
 import hashlib
 import json
-import math
-import os
 import re
-import shutil
-from collections.abc import Callable
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 from clipctl.errors import CheckpointError
-from clipctl.runs.files import sync_directory, sync_file
+from clipctl.runs.files import open_plain, read_bounded
+from clipctl.runs.tensors import read_header
 
 SCHEMA = 1
 MANIFEST = "manifest.json"
@@ -24,8 +22,9 @@ MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
 
-_STEP_DIRECTORY = re.compile(r"step-(\d{8,})")
-_HASH_BLOCK_BYTES = 1 << 20
+DIRECTORY_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")  # .1: the same step, saved again
+_MANIFEST_LIMIT_BYTES = 1_000_000
+_STATE_LIMIT_BYTES = 16_000_000
 
 
 @dataclass(frozen=True)
@@ -40,10 +39,54 @@ class Manifest:
 
     schema: int
     run_id: str
+    attempt: int  # of the run, 1 for the first; a resume begins the next
+    attempt_step: int  # at which that attempt began
     step: int
     epoch: int
+    saved_s: float  # since 1970, for people; nothing is ordered by it
     metrics: dict[str, float | None]  # on the held-out pairs; `score` and `val_loss` decide which one is best
     files: dict[str, FileSum]
+
+    def to_dict(self) -> dict[str, Any]:
+        """With a sum of its own: the manifest vouches for the files, this for the manifest."""
+        values = asdict(self)
+        return {**values, "sha256": _digest(values)}
+
+    @classmethod
+    def from_dict(cls, document: Any) -> "Manifest":
+        """What `to_dict` described. Raises ValueError for anything else."""
+        if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
+            raise ValueError("it is not a manifest")
+        if document["schema"] > SCHEMA:
+            raise NewerSchemaError(document["schema"])
+        values = {key: value for key, value in document.items() if key != "sha256"}
+        if document.get("sha256") != _digest(values):
+            raise ValueError("its own sha256 is another than when it was written")
+        try:
+            files = {str(name): FileSum(**file) for name, file in values["files"].items()}
+            manifest = cls(**{**values, "files": files})
+        except (TypeError, KeyError, AttributeError):
+            raise ValueError("it lacks what a manifest says") from None
+        if any(Path(name).name != name or name in ("..", MANIFEST) for name in files):
+            raise ValueError("it names files outside of its directory")
+        numbers = (manifest.attempt, manifest.attempt_step, manifest.step, manifest.epoch)
+        sizes = (file.size_bytes for file in files.values())
+        if not all(type(number) is int and number >= 0 for number in (*numbers, *sizes)):
+            raise ValueError("its numbers are none")
+        if not isinstance(manifest.metrics, dict) or not isinstance(manifest.saved_s, int | float):
+            raise ValueError("its metrics are none")
+        return manifest
+
+
+class NewerSchemaError(ValueError):
+    """Written by a later clipctl: not damage."""
+
+    def __init__(self, schema: int) -> None:
+        super().__init__(f"it has checkpoint schema {schema}, this clipctl reads up to {SCHEMA}")
+
+
+def _digest(values: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -56,21 +99,23 @@ class Checkpoint:
         return self.manifest.step
 
     @property
+    def again(self) -> int:
+        """How many times this step had been saved before, by the directory's name."""
+        match = DIRECTORY_NAME.fullmatch(self.path.name)
+        return int(match[2] or 0) if match else 0
+
+    @property
     def size_bytes(self) -> int:
         return sum(file.size_bytes for file in self.manifest.files.values())
 
+    def gross_problems(self) -> list[str]:
+        """What can be seen without reading the files: missing ones, other sizes."""
+        return [problem for name in self.manifest.files for problem in self._gross_problems(name)]
+
     def problems(self) -> list[str]:
         """What differs between the files and the manifest; empty means every byte is as it was written."""
-        found = []
-        for name, expected in self.manifest.files.items():
-            path = self.path / name
-            if not path.is_file():
-                found.append(f"{name} is missing")
-            elif (size := path.stat().st_size) != expected.size_bytes:
-                found.append(f"{name} has {size} bytes, expected {expected.size_bytes}")
-            elif sha256(path) != expected.sha256:
-                found.append(f"{name} has another sha256 than when it was written")
-        return found
+        with ThreadPoolExecutor() as pool:  # hashing lets other threads run
+            return [problem for found in pool.map(self._file_problems, self.manifest.files) for problem in found]
 
     def verified(self) -> "Checkpoint":
         """This checkpoint, after every byte was checked."""
@@ -78,135 +123,60 @@ class Checkpoint:
             raise CheckpointError(f"checkpoint {self.path} is damaged: {'; '.join(problems)}")
         return self
 
+    def file(self, name: str) -> Path:
+        """The path of a file that the manifest vouches for."""
+        if name not in self.manifest.files:
+            raise CheckpointError(f"checkpoint {self.path} has no {name} in its {MANIFEST}")
+        return self.path / name
 
-class CheckpointStore:
-    """The checkpoints of one run."""
-
-    def __init__(self, directory: Path, run_id: str, *, keep_last: int = 2, keep_best: int = 1) -> None:
-        self._directory = directory
-        self._run_id = run_id
-        self._keep_last, self._keep_best = keep_last, keep_best
-
-    def save(
-        self,
-        write_files: Callable[[Path], None],
-        *,
-        step: int,
-        epoch: int,
-        metrics: dict[str, float | None],
-    ) -> Checkpoint:
-        """Let `write_files` fill a temporary directory, then make it appear under its name, then retire old ones."""
-        target = self._directory / f"step-{step:08d}"
-        partial = self._directory / f".{target.name}.partial"
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
+    def read_state(self) -> dict[str, Any]:
+        """state.json: the step, the evaluations, the config, the tokenizer."""
         try:
-            write_files(partial)
-            files = {path.name: FileSum(path.stat().st_size, sha256(path)) for path in sorted(partial.iterdir())}
-            manifest = Manifest(
-                schema=SCHEMA, run_id=self._run_id, step=step, epoch=epoch, metrics=metrics, files=files
-            )
-            (partial / MANIFEST).write_text(json.dumps(asdict(manifest), indent=2) + "\n", encoding="utf-8")
-            for path in partial.iterdir():
-                sync_file(path)
-            sync_directory(partial)
-            if target.exists():
-                self._remove(target)
-            os.rename(partial, target)
-            sync_directory(self._directory)
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
-        self._retire()
-        return Checkpoint(target, manifest)
+            document = json.loads(read_bounded(self.file(STATE), _STATE_LIMIT_BYTES))
+            if not isinstance(document, dict):
+                raise ValueError("it holds no keys and values")
+            return document
+        except (OSError, ValueError, RecursionError) as error:
+            raise CheckpointError(f"{self.path / STATE} cannot be read: {error}") from None
 
-    def all(self) -> list[Checkpoint]:
-        """Every checkpoint with a readable manifest, by step."""
-        if not self._directory.is_dir():
-            return []
-        found = []
-        for path in self._directory.iterdir():
-            if _STEP_DIRECTORY.fullmatch(path.name):
-                try:
-                    found.append(read_checkpoint(path))
-                except CheckpointError:
-                    continue
-        return sorted(found, key=lambda checkpoint: checkpoint.step)
+    def _gross_problems(self, name: str) -> Iterator[str]:
+        path, expected = self.path / name, self.manifest.files[name]
+        if path.is_symlink():
+            yield f"{name} is a symbolic link"
+        elif not path.is_file():
+            yield f"{name} is missing"
+        elif (size := path.stat().st_size) != expected.size_bytes:
+            yield f"{name} has {size} bytes, expected {expected.size_bytes}"
 
-    def newest_valid(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint whose every byte is right, and what was wrong with the newer ones."""
-        skipped: list[str] = []
-        for checkpoint in reversed(self.all()):
-            problems = checkpoint.problems()
-            if not problems:
-                return checkpoint, skipped
-            skipped.append(f"{checkpoint.path.name}: {'; '.join(problems)}")
-        return None, skipped
-
-    def sweep(self) -> None:
-        """Remove what an interrupted save or deletion left behind."""
-        for path in self._directory.glob(".step-*"):
-            shutil.rmtree(path, ignore_errors=True)
-
-    def last(self) -> Checkpoint | None:
-        return max(self.all(), key=lambda checkpoint: checkpoint.step, default=None)
-
-    def best(self) -> Checkpoint | None:
-        return max(self._scored(), key=_merit, default=None)
-
-    def _scored(self) -> list[Checkpoint]:
-        return [checkpoint for checkpoint in self.all() if checkpoint.manifest.metrics.get("score") is not None]
-
-    def _retire(self) -> None:
-        """Delete all but the last and the best ones."""
-        everything = self.all()
-        keep = {checkpoint.step for checkpoint in everything[-self._keep_last :]}
-        keep |= {checkpoint.step for checkpoint in sorted(self._scored(), key=_merit)[-self._keep_best :]}
-        for checkpoint in everything:
-            if checkpoint.step not in keep:
-                self._remove(checkpoint.path)
-
-    @staticmethod
-    def _remove(path: Path) -> None:
-        """Through a rename, so that a kill in the middle leaves no half checkpoint under a valid name."""
-        doomed = path.with_name(f".{path.name}.deleted")
-        shutil.rmtree(doomed, ignore_errors=True)
-        os.rename(path, doomed)
-        shutil.rmtree(doomed, ignore_errors=True)
-
-
-def merit(metrics: dict[str, float | None]) -> tuple[float, float]:
-    """Sorts evaluations: the higher score (mean of both recalls at 1); among equals the lower loss."""
-    score, val_loss = metrics.get("score"), metrics.get("val_loss")
-    loss_is_known = val_loss is not None and math.isfinite(val_loss)
-    return (-1.0 if score is None else score), (-val_loss if loss_is_known and val_loss is not None else -math.inf)
-
-
-def _merit(checkpoint: Checkpoint) -> tuple[float, float, int]:
-    return *merit(checkpoint.manifest.metrics), checkpoint.step
+    def _file_problems(self, name: str) -> list[str]:
+        """The cheap checks first: a hostile file is not worth hashing."""
+        if found := list(self._gross_problems(name)):
+            return found
+        path = self.path / name
+        try:
+            if path.suffix == ".safetensors":
+                read_header(path)
+            if sha256(path) != self.manifest.files[name].sha256:
+                return [f"{name} has another sha256 than when it was written"]
+        except CheckpointError as error:
+            return [str(error)]
+        except OSError as error:
+            return [f"{name} cannot be read: {error.strerror or error}"]
+        return []
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in a directory, by its manifest; its files are not read yet (see `verified`)."""
     try:
-        document = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
-        schema = document["schema"]
-        if schema > SCHEMA:
-            raise CheckpointError(
-                f"{path} has checkpoint schema {schema}, this clipctl reads up to {SCHEMA}", "upgrade clipctl"
-            )
-        document["files"] = {name: FileSum(**values) for name, values in document["files"].items()}
-        if any(Path(name).name != name for name in document["files"]):
-            raise CheckpointError(f"{path / MANIFEST} names files outside of its directory")
-        return Checkpoint(path, Manifest(**document))
-    except FileNotFoundError:
+        return Checkpoint(path, Manifest.from_dict(json.loads(read_bounded(path / MANIFEST, _MANIFEST_LIMIT_BYTES))))
+    except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+    except NewerSchemaError as error:
+        raise CheckpointError(f"{path} cannot be read: {error}", "upgrade clipctl") from None
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}") from None
 
 
 def sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_HASH_BLOCK_BYTES):
-            digest.update(block)
-    return digest.hexdigest()
+    with open_plain(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

@@ -1,30 +1,68 @@
-"""Files that appear whole or not at all."""
+"""Files and directories that appear whole or not at all, and files that are opened only if they are plain files."""
 
 import json
 import os
+import shutil
+import stat
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 @contextmanager
-def replaced(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; put it in place, durably, only on success."""
+def replaced(path: Path, *, durable: bool = True) -> Iterator[Path]:
+    """Yield a temporary path beside `path`, for a file or a new directory; put it in place only on success.
+
+    Durable means: on the disk before the name appears, so that no power cut leaves a name without its bytes.
+    """
     partial = path.with_name(f".{path.name}.partial")
+    delete(partial)
     try:
         yield partial
-        sync_file(partial)
+        if durable:
+            _sync(partial)
         os.replace(partial, path)
-        sync_directory(path.parent)
+        if durable:
+            sync_directory(path.parent)
     finally:
-        partial.unlink(missing_ok=True)
+        delete(partial)
+
+
+def discard(directory: Path) -> None:
+    """Delete a directory through a rename: a kill in the middle leaves no half of it under its name."""
+    doomed = directory.with_name(f".{directory.name}.deleted")
+    delete(doomed)
+    os.rename(directory, doomed)
+    delete(doomed)
 
 
 def write_json(path: Path, document: dict[str, Any]) -> None:
     with replaced(path) as partial:
         partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def open_plain(path: Path) -> BinaryIO:
+    """Open a regular file for reading. What is found under a known name may be a link out of its directory, or a pipe
+    that never answers; both raise an OSError that says so."""
+    if path.is_symlink():
+        raise OSError(f"{path.name} is a symbolic link")
+    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+    file = os.fdopen(os.open(path, flags), "rb", buffering=0)
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise OSError(f"{path.name} is not a plain file")
+    return file
+
+
+def read_bounded(path: Path, limit_bytes: int) -> bytes:
+    """The content of a plain file that is not larger than what it can honestly be."""
+    with open_plain(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        if size > limit_bytes:
+            raise OSError(f"{path.name} has {size} bytes, more than the {limit_bytes} it may have")
+        return file.read(limit_bytes)
 
 
 def sync_file(path: Path) -> None:
@@ -33,10 +71,11 @@ def sync_file(path: Path) -> None:
         if sys.platform == "darwin":
             import fcntl
 
-            # On macOS fsync stops at the drive's cache; F_FULLFSYNC goes through it.
-            fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)
-        else:
-            os.fsync(file.fileno())
+            # On macOS fsync stops at the drive's cache; F_FULLFSYNC goes through it, where the filesystem knows it.
+            with suppress(OSError):
+                fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)
+                return
+        os.fsync(file.fileno())
 
 
 def sync_directory(path: Path) -> None:
@@ -47,3 +86,21 @@ def sync_directory(path: Path) -> None:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    if path.is_dir():
+        for inside in path.iterdir():
+            _sync(inside)
+        sync_directory(path)
+    else:
+        sync_file(path)
+
+
+def delete(path: Path) -> None:
+    """Whatever is there; what cannot be deleted now is swept later."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()

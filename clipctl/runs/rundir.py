@@ -5,6 +5,7 @@ import json
 import os
 import re
 import secrets
+import shlex
 import socket
 import time
 from contextlib import suppress
@@ -22,6 +23,7 @@ from clipctl.runs.files import replaced, write_json
 DEFAULT_ROOT = Path("runs")
 _NAME = re.compile(r"[\w][\w.@+=-]*", re.UNICODE)
 _MAX_NAME_BYTES = 200
+_HEADER_LIMIT_CHARACTERS = 10_000
 
 State = Literal["running", "finished", "stopped", "failed"]
 
@@ -50,6 +52,20 @@ class RunDir:
     @property
     def name(self) -> str:
         return self.path.name
+
+    @property
+    def handle(self) -> str:
+        """What to type to mean this run."""
+        return shlex.quote(self.name if self.path.parent == DEFAULT_ROOT else str(self.path))
+
+    @property
+    def run_id(self) -> str:
+        """The name the run was started under; its directory may have been renamed since."""
+        try:
+            with self.metrics_file.open(encoding="utf-8", errors="replace") as lines:
+                return str(json.loads(lines.readline(_HEADER_LIMIT_CHARACTERS))["run_id"])
+        except (OSError, ValueError, KeyError, TypeError):
+            return self.name
 
     @property
     def config_file(self) -> Path:
@@ -131,7 +147,7 @@ class RunDir:
             owner = self.status()
             who = f" by process {owner.pid} on {owner.host}" if owner else ""
             raise RunError(
-                f"{self.path} is being written{who}", f"watch it with: clipctl monitor {self.name}"
+                f"{self.path} is being written{who}", f"watch it with: clipctl monitor {self.handle}"
             ) from None
 
     def release(self) -> None:
@@ -162,13 +178,16 @@ class RunDir:
             host=socket.gethostname(),
             heartbeat_s=time.time(),
         )
-        partial = self.status_file.with_name(f".{self.status_file.name}.partial")
-        with suppress(OSError):
+        with suppress(OSError), replaced(self.status_file, durable=False) as partial:
             partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
-            os.replace(partial, self.status_file)
 
-    def read_config(self) -> str:
-        return self.config_file.read_text(encoding="utf-8")
+    def read_environment(self) -> dict[str, Any]:
+        """On what the run was made, as far as it is known."""
+        try:
+            document = json.loads(self.environment_file.read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return document if isinstance(document, dict) else {}
 
     def status(self) -> RunStatus | None:
         try:

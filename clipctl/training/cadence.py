@@ -1,6 +1,26 @@
-"""One word decides how often things happen."""
+"""One word decides how often checkpoints are written."""
+
+import time
+
+from clipctl.config import Interval
 
 
-def due(count: int, every: int, last: int) -> bool:
-    """True on every `every`-th count and on the last one; `every` 0 means on the last only."""
-    return count == last or (every > 0 and count % every == 0)
+class SaveCadence:
+    """`due` says whether it is time. Minutes are counted from the last save, whatever it was made for."""
+
+    def __init__(self, every: Interval) -> None:
+        self._every = every
+        self._saved = time.monotonic()
+
+    def due(self, *, step: int, epoch: int | None = None) -> bool:
+        """At the end of an epoch `epoch` is given, the first is 1; within one it is None."""
+        match self._every.unit:
+            case "e":
+                return epoch is not None and epoch % self._every.count == 0
+            case "s":
+                return step % self._every.count == 0
+            case "m":
+                return time.monotonic() - self._saved >= 60 * self._every.count
+
+    def saved(self) -> None:
+        self._saved = time.monotonic()

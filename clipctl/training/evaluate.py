@@ -1,6 +1,6 @@
 """How well held-out pictures and captions find each other. N pairs, E dimensions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -54,8 +54,9 @@ class Evaluator:
         self._batches = batches
         self._bands = negative_bands(captions)
 
-    def __call__(self, state: TrainState) -> Evaluation:
-        image, text, losses = self._embed(state)
+    def __call__(self, state: TrainState, between_batches: Callable[[], None] = lambda: None) -> Evaluation:
+        """`between_batches` may end the evaluation by raising."""
+        image, text, losses = self._embed(state, between_batches)
         similarity = image @ text.T  # (N, N): row = image, column = text
         i2t, t2i = _ranks(similarity), _ranks(similarity.T)
         easy, medium, hard = self._accuracy_by_band(similarity)
@@ -73,17 +74,20 @@ class Evaluator:
         )
 
     @torch.no_grad()
-    def _embed(self, state: TrainState) -> tuple[Tensor, Tensor, list[float]]:
-        state.model.eval()
+    def _embed(self, state: TrainState, between_batches: Callable[[], None]) -> tuple[Tensor, Tensor, list[float]]:
         images, texts, losses = [], [], []
-        for batch in self._batches:
-            batch = batch.to(state.device)
-            with autocast(state):
-                embeddings: Embeddings = state.model(normalise(batch.images), batch.tokens)
-            losses.append(LOSSES[state.loss](embeddings))
-            images.append(embeddings.image)
-            texts.append(embeddings.text)
-        state.model.train()
+        state.model.eval()
+        try:
+            for batch in self._batches:
+                between_batches()
+                batch = batch.to(state.device)
+                with autocast(state):
+                    embeddings: Embeddings = state.model(normalise(batch.images), batch.tokens)
+                losses.append(LOSSES[state.loss](embeddings))
+                images.append(embeddings.image)
+                texts.append(embeddings.text)
+        finally:
+            state.model.train()
         return torch.cat(images).cpu(), torch.cat(texts).cpu(), torch.stack(losses).tolist()
 
     def _accuracy_by_band(self, similarity: Tensor) -> list[float | None]:

@@ -1,33 +1,37 @@
 """The training loop: batches in, rows and checkpoints out."""
 
+import errno
 import math
 import signal
 import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
 from clipctl import config as configs
+from clipctl.config import Interval
 from clipctl.data.loader import PairDataset, TrainLoader, validation_batches
 from clipctl.data.sampling import EpochSampler
-from clipctl.errors import DeviceError, ExitCode, Stopped
+from clipctl.errors import ClipctlError, DeviceError, ExitCode, RunError, SaveError, Stopped, TrainingError
 from clipctl.hardware.devices import is_out_of_memory
 from clipctl.hardware.memory import keep_freed_memory, peak_rss_bytes
 from clipctl.model.clip import Clip
 from clipctl.runs import metrics
-from clipctl.runs.checkpoints import Checkpoint, CheckpointStore, merit
+from clipctl.runs.checkpoints import Checkpoint
 from clipctl.runs.metrics import MetricsWriter
+from clipctl.runs.retention import merit
 from clipctl.runs.rundir import RunDir, State
-from clipctl.training.cadence import due
+from clipctl.runs.store import CheckpointStore
+from clipctl.training.cadence import SaveCadence
+from clipctl.training.divergence import NonfiniteGuard
 from clipctl.training.environment import describe_environment
 from clipctl.training.evaluate import Evaluation, Evaluator
 from clipctl.training.optim import grad_norms_by_block, lr_at, make_optimizer
 from clipctl.training.plan import TrainPlan
 from clipctl.training.recording import PhaseClock, StepLog, StepStart, StepWindow, SystemRecorder
-from clipctl.training.state import TrainState, read_checkpoint, write_checkpoint
+from clipctl.training.state import TrainState, nonfinite_tensors, read_checkpoint, write_checkpoint
 from clipctl.training.step import train_step
 from clipctl.training.stopping import StopRequested, StopSwitch, stop_signals
 
@@ -73,16 +77,31 @@ class TrainSummary:
         return asdict(self)
 
 
-Report = Callable[[Progress], None]
+class Watcher(Protocol):
+    """Whoever watches a training."""
+
+    def progress(self, progress: Progress) -> None:
+        """Called every few seconds."""
+
+    def warn(self, message: str) -> None:
+        """Called when something went wrong that does not end the training."""
+
+
+class Nobody:
+    def progress(self, progress: Progress) -> None:
+        pass
+
+    def warn(self, message: str) -> None:
+        pass
 
 
 def train(
-    plan: TrainPlan, run: RunDir, report: Report = lambda progress: None, *, resume_from: Checkpoint | None = None
+    plan: TrainPlan, run: RunDir, watcher: Watcher | None = None, *, resume_from: Checkpoint | None = None
 ) -> TrainSummary:
     """Carry out a plan in a run directory, from the start or from a checkpoint of the same run."""
     try:
         with stop_signals() as stop:
-            return _Training(plan, run, report, stop, resume_from).carry_out()
+            return _Training(plan, run, watcher or Nobody(), stop, resume_from).carry_out()
     except (RuntimeError, MemoryError) as error:
         if not is_out_of_memory(error):
             raise
@@ -128,20 +147,28 @@ def make_evaluator(plan: TrainPlan) -> Evaluator:
     return Evaluator(batches, [source.captions(index)[0] for index in range(len(source))])
 
 
+def _next_attempt(run: RunDir, resume_from: Checkpoint | None) -> int:
+    """One more than any that left a trace."""
+    status = run.status()
+    return 1 + max(status.attempt if status else 0, resume_from.manifest.attempt if resume_from else 0)
+
+
 class _Training:
     """One attempt at a run."""
 
     def __init__(
-        self, plan: TrainPlan, run: RunDir, report: Report, stop: StopSwitch, resume_from: Checkpoint | None
+        self, plan: TrainPlan, run: RunDir, watcher: Watcher, stop: StopSwitch, resume_from: Checkpoint | None
     ) -> None:
-        self.plan, self.run, self.report, self.stop = plan, run, report, stop
-        previous = run.status()
-        self.attempt = 1 if previous is None else previous.attempt + 1
+        self.plan, self.run, self.watcher, self.stop = plan, run, watcher, stop
+        self.attempt = _next_attempt(run, resume_from)
         self.state = make_state(plan)
         self.loader = make_loader(plan)
         self.evaluator = make_evaluator(plan)
-        self.store = CheckpointStore(run.checkpoints_dir, run.name)
+        save = plan.config.save
+        self.store = CheckpointStore(run, keep_last=save.keep_last, keep_best=save.keep_best)
         self.store.sweep()
+        self.cadence = SaveCadence(Interval.parse(save.every))
+        self.guard = NonfiniteGuard()
         self.evaluated_epochs = 0
         self.evaluation: Evaluation | None = None  # the latest
         self.best: Evaluation | None = None
@@ -150,11 +177,11 @@ class _Training:
         run.write_config(configs.to_yaml(plan.config))
         run.write_tokenizer(plan.tokenizer.to_dict())
         run.write_environment(describe_environment(plan))
-        self.writer = MetricsWriter(run.metrics_file, run.name)
+        self.writer = MetricsWriter(run.metrics_file, run.run_id)
         if resume_from is not None:
             self._restore(resume_from)
         self.first_step = self.state.step
-        self.step_log = StepLog(self.writer, plan.device)
+        self.step_log = StepLog(self.writer, plan.device, self.guard)
         self.clock = PhaseClock(plan.device)
         self.started = self.reported = time.monotonic()
 
@@ -164,6 +191,7 @@ class _Training:
         self.evaluation = Evaluation.from_dict(facts["evaluation"])
         self.best = Evaluation.from_dict(facts["best"])
         self.epoch_window = StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None
+        self.guard.in_a_row = facts["skipped_in_a_row"]
         self.writer.write(metrics.RESUME, {"step": self.state.step, "attempt": self.attempt})
 
     def carry_out(self) -> TrainSummary:
@@ -179,12 +207,18 @@ class _Training:
             outcome = "finished"
         except StopRequested:
             self._flush()
-            self._checkpoint()
+            self._save()
             outcome = "stopped"
             raise self._stopped() from None
         except KeyboardInterrupt:
             outcome = "stopped"
             raise
+        except RuntimeError as error:
+            # It may have come in the middle of an update, so nothing is saved: the last checkpoint is right.
+            problem = self.loader.worker_error(error)
+            if problem is None:
+                raise
+            raise problem from error
         finally:
             # Each of these happens whatever the others do: a device that failed once fails again when it is asked.
             with ExitStack() as last_words:
@@ -206,9 +240,11 @@ class _Training:
             if self.state.step < self._last_step(epoch):
                 self._train_epoch(epoch)
             self.stop.check()
-            improved = self._evaluate(epoch)
-            if improved or due(epoch, self.plan.config.train.checkpoint_epochs, self.plan.epochs):
-                self._checkpoint()
+            is_best = self._evaluate(epoch) and self.plan.config.save.keep_best > 0
+            if epoch == self.plan.epochs:
+                self._save()
+            elif is_best or self.cadence.due(step=self.state.step, epoch=epoch):
+                self._try_to_save()
 
     def _last_step(self, epoch: int) -> int:
         return min(epoch * self.plan.steps_per_epoch, self.plan.total_steps)
@@ -217,7 +253,7 @@ class _Training:
         code = ExitCode.INTERRUPTED if self.stop.signal == signal.SIGINT else ExitCode.TERMINATED
         return Stopped(
             f"stopped at step {self.state.step} of {self.plan.total_steps}; everything is saved in {self.run.path}",
-            f"go on with: clipctl train --resume {self.run.name}",
+            f"go on with: clipctl train --resume {self.run.handle}",
             code,
         )
 
@@ -237,8 +273,12 @@ class _Training:
             self.step_log.add(StepStart(self.state.step, epoch, len(batch.images), lr, step_s, phases_s), result)
             if self.step_log.is_due:
                 self._flush()
-            if self.state.step == self.plan.total_steps:
+            if self.state.step == self._last_step(epoch):
                 break
+            if self.cadence.due(step=self.state.step):
+                self._flush()
+                self._try_to_save()
+                ended = time.perf_counter()
         self._flush()
         assert self.epoch_window is not None
         self.writer.write(
@@ -261,12 +301,14 @@ class _Training:
             return
         self.epoch_window = window if self.epoch_window is None else self.epoch_window + window
         self.run_window = window if self.run_window is None else self.run_window + window
+        if self.guard.is_tripped:
+            raise self.guard.error(self._way_out())
         now = time.monotonic()
         step, total_steps = self.state.step, self.plan.total_steps
         if now - self.reported < REPORT_INTERVAL_S and step != total_steps:
             return
         self.reported = now
-        self.report(
+        self.watcher.progress(
             Progress(
                 step=step,
                 total_steps=total_steps,
@@ -283,7 +325,7 @@ class _Training:
     def _evaluate(self, epoch: int) -> bool:
         """Measure the held-out pairs; True if this is the best model so far."""
         started = time.perf_counter()
-        self.evaluation = self.evaluator(self.state)
+        self.evaluation = self.evaluator(self.state, between_batches=self.stop.check)
         eval_s = round(time.perf_counter() - started, 4)
         row = {"step": self.state.step, "epoch": epoch, **self.evaluation.to_dict(), "eval_s": eval_s}
         self.writer.write(metrics.EVAL, row)
@@ -293,24 +335,34 @@ class _Training:
         self.best = self.evaluation
         return True
 
-    def _checkpoint(self) -> None:
+    def _try_to_save(self) -> None:
+        """Save; if that fails, say so and go on: space may be found before the next time, the work is still here."""
+        try:
+            self._save()
+        except SaveError as error:
+            self.watcher.warn(f"{error}; the training goes on")
+            self.writer.write(metrics.EVENT, {"step": self.state.step, "event": "save_failed", "message": str(error)})
+
+    def _save(self) -> None:
         """Save all that going on exactly needs. Within an epoch there is no score, so it is never the best."""
         started = time.perf_counter()
+        if names := nonfinite_tensors(self.state):
+            raise TrainingError(
+                f"{names[0]} is not finite at step {self.state.step}; nothing was saved", self._way_out()
+            )
         scored = self.evaluation is not None and self.state.step == self._last_step(self.evaluated_epochs)
-        facts = {
-            "evaluated_epochs": self.evaluated_epochs,
-            "evaluation": self.evaluation.to_dict() if self.evaluation else None,
-            "best": self.best.to_dict() if self.best else None,
-            "epoch_window": asdict(self.epoch_window) if self.epoch_window else None,
-            "config": configs.to_dict(self.plan.config),
-            "tokenizer": self.plan.tokenizer.to_dict(),
-        }
-        checkpoint = self.store.save(
-            lambda directory: write_checkpoint(self.state, directory, facts),
-            step=self.state.step,
-            epoch=self.evaluated_epochs,
-            metrics=self.evaluation.to_dict() if self.evaluation and scored else {},
-        )
+        try:
+            checkpoint = self.store.save(
+                lambda directory: write_checkpoint(self.state, directory, self._facts()),
+                step=self.state.step,
+                epoch=self.evaluated_epochs,
+                metrics=self.evaluation.to_dict() if self.evaluation and scored else {},
+                attempt=self.attempt,
+                attempt_step=self.first_step,
+            )
+        except OSError as error:
+            raise self._save_error(error) from error
+        self.cadence.saved()
         row = {
             "step": self.state.step,
             "epoch": self.evaluated_epochs,
@@ -319,6 +371,39 @@ class _Training:
             "save_s": round(time.perf_counter() - started, 4),
         }
         self.writer.write(metrics.CHECKPOINT, row)
+
+    def _facts(self) -> dict[str, Any]:
+        """What a checkpoint holds besides tensors."""
+        return {
+            "evaluated_epochs": self.evaluated_epochs,
+            "evaluation": self.evaluation.to_dict() if self.evaluation else None,
+            "best": self.best.to_dict() if self.best else None,
+            "epoch_window": asdict(self.epoch_window) if self.epoch_window else None,
+            "skipped_in_a_row": self.guard.in_a_row,
+            "config": configs.to_dict(self.plan.config),
+            "data_fingerprint": self.plan.data_fingerprint,
+            "tokenizer": self.plan.tokenizer.to_dict(),
+        }
+
+    def _save_error(self, error: OSError) -> ClipctlError:
+        if not self.run.checkpoints_dir.is_dir():
+            return RunError(f"{self.run.checkpoints_dir} is gone: step {self.state.step} cannot be saved")
+        reason = error.strerror or str(error)
+        last = self.store.last()
+        older = f"the last one is that of step {last.step}" if last else "there is none yet"
+        hint = f"make room in {self.run.path}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+        return SaveError(f"the checkpoint of step {self.state.step} could not be saved ({reason}); {older}", hint)
+
+    def _way_out(self) -> str:
+        """What to do about a training that has diverged."""
+        lower = f"--lr {self.plan.config.optim.lr / 2:g}"
+        last = self.store.last()
+        if last is None:
+            return f"there is no checkpoint yet; start again with {lower}"
+        return (
+            f"the last good checkpoint is that of step {last.step}; go on from there with a lower rate: "
+            f"clipctl train --resume {self.run.handle} --allow-change {lower}"
+        )
 
     def _status(self, state: State) -> None:
         self.run.write_status(state, attempt=self.attempt, step=self.state.step, total_steps=self.plan.total_steps)

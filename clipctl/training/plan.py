@@ -1,14 +1,16 @@
 """Everything decided before the first step, with the reasons: what `--dry-run` prints and the loop carries out."""
 
+import hashlib
+import json
 import math
 from dataclasses import dataclass, replace
 
 from clipctl.config import TrainConfig
 from clipctl.data.loader import Source
 from clipctl.data.sampling import batch_count
-from clipctl.data.sources.catalog import open_data
+from clipctl.data.sources.catalog import Split, open_data
 from clipctl.data.tokenizers import CharacterTokenizer
-from clipctl.errors import ConfigError, DeviceError
+from clipctl.errors import ConfigError, DeviceError, SaveError
 from clipctl.hardware import cpu, memory
 from clipctl.hardware.devices import Device, choose_device, choose_precision
 from clipctl.model import cost
@@ -31,6 +33,7 @@ class TrainPlan:
     config: TrainConfig  # complete: vocabulary and batch size are final
     train_source: Source
     val_source: Source
+    data_fingerprint: str  # changes when pairs or captions do
     tokenizer: CharacterTokenizer
     device: Device
     precision: Choice
@@ -51,6 +54,21 @@ class TrainPlan:
     def chance_loss(self) -> float:
         """Of a model that knows nothing: ln B for the softmax loss."""
         return math.log(self.config.train.batch_size)
+
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Weights and both moments; the rest is small."""
+        return self.memory.weights_bytes + self.memory.optimizer_bytes
+
+    def disk_problem(self, free_bytes: int) -> SaveError | None:
+        """Why the checkpoints of this plan have no place, if they have none: a new one must fit beside an old one."""
+        if free_bytes >= 2 * self.checkpoint_bytes:
+            return None
+        return SaveError(
+            f"two checkpoints need about {2 * self.checkpoint_bytes / 2**20:,.0f} MiB "
+            f"and the disk has {free_bytes / 2**20:,.0f} MiB free",
+            "make room, or pass --runs-dir on another disk",
+        )
 
     def memory_problem(self) -> DeviceError | None:
         """Why this plan cannot be carried out on its device, if it cannot."""
@@ -95,6 +113,7 @@ def make_plan(asked: TrainConfig) -> TrainPlan:
         config=config,
         train_source=split.train,
         val_source=split.val,
+        data_fingerprint=_fingerprint(split),
         tokenizer=tokenizer,
         device=device,
         precision=precision,
@@ -109,7 +128,15 @@ def make_plan(asked: TrainConfig) -> TrainPlan:
     )
 
 
-def _captions(source: Source) -> "list[str]":
+def _fingerprint(split: Split) -> str:
+    """Of the captions of both sides, in their order."""
+    digest = hashlib.sha256()
+    for source in (split.train, split.val):
+        digest.update(json.dumps(_captions(source)).encode())
+    return digest.hexdigest()
+
+
+def _captions(source: Source) -> list[str]:
     return [caption for index in range(len(source)) for caption in source.captions(index)]
 
 

@@ -1,5 +1,6 @@
 """What a run writes down about itself while it runs, without slowing it down."""
 
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ from clipctl.hardware.devices import Device
 from clipctl.hardware.sensors import SystemSensors
 from clipctl.runs import metrics
 from clipctl.runs.metrics import MetricsWriter
+from clipctl.training.divergence import NonfiniteGuard
 from clipctl.training.step import StepResult
 
 FLUSH_INTERVAL_S = 1.0
@@ -61,7 +63,7 @@ class StepStart:
 class StepWindow:
     """Several steps in sums, so that windows can be added."""
 
-    steps: int
+    steps: int  # with a finite loss: the others are left out of the sums below
     images: int
     seconds: float
     loss_sum: float
@@ -72,11 +74,11 @@ class StepWindow:
 
     @property
     def loss(self) -> float:
-        return self.loss_sum / self.steps
+        return self.loss_sum / self.steps if self.steps else math.nan
 
     @property
     def accuracy(self) -> float:
-        return self.accuracy_sum / self.steps
+        return self.accuracy_sum / self.steps if self.steps else math.nan
 
     @property
     def images_per_s(self) -> float:
@@ -86,9 +88,10 @@ class StepWindow:
 class StepLog:
     """Collects steps and writes their rows together: the device is asked for its numbers once per flush."""
 
-    def __init__(self, writer: MetricsWriter, device: Device) -> None:
+    def __init__(self, writer: MetricsWriter, device: Device, guard: NonfiniteGuard) -> None:
         self._writer = writer
         self._device = device
+        self._guard = guard
         self._waiting: list[tuple[StepStart, StepResult, float]] = []
         self._flushed = time.perf_counter()
 
@@ -109,6 +112,7 @@ class StepLog:
         ).tolist()
         images = sum(start.pairs for start, _, _ in self._waiting)
         seconds = sum(start.step_s for start, _, _ in self._waiting)
+        sums = (0, 0.0, 0.0)  # steps, losses, accuracies
         for (start, _, elapsed_s), (loss, accuracy, grad_norm, scale) in zip(self._waiting, values, strict=True):
             # The host runs ahead of an accelerator; only the whole window's speed is true there.
             speed = images / seconds if self._device.is_accelerator else start.pairs / start.step_s
@@ -125,10 +129,14 @@ class StepLog:
                 "step_s": round(start.step_s, 6),
                 **{phase: round(value, 6) for phase, value in start.phases_s.items()},
             }
+            if self._guard.see(row):
+                row["skipped"] = True
+            else:
+                sums = (sums[0] + 1, sums[1] + loss, sums[2] + accuracy)
             self._writer.write(metrics.STEP, row, elapsed_s=elapsed_s)
         self._waiting.clear()
-        losses, accuracies, _, _ = zip(*values, strict=True)
-        return StepWindow(len(values), images, seconds, sum(losses), sum(accuracies))
+        steps, loss_sum, accuracy_sum = sums
+        return StepWindow(steps, images, seconds, loss_sum, accuracy_sum)
 
 
 class SystemRecorder(threading.Thread):

@@ -1,19 +1,33 @@
 """Going on with a run: which checkpoint, under which settings, and what to tell the user about it."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from clipctl import config as configs
 from clipctl.config import Layer, TrainConfig
-from clipctl.errors import CheckpointError, ConfigError, ConfigErrors
-from clipctl.runs.checkpoints import Checkpoint, CheckpointStore
+from clipctl.errors import CheckpointError, ConfigError, ConfigErrors, DataError
+from clipctl.runs.checkpoints import Checkpoint
 from clipctl.runs.rundir import RunDir
+from clipctl.runs.store import CheckpointStore
+from clipctl.training.environment import describe_environment
 from clipctl.training.optim import lr_at
 from clipctl.training.plan import TrainPlan, make_plan
 
 # Settings that may change without asking: they do not change what is computed, or only for how long.
-FREE_KEYS = ("runtime.device", "runtime.workers", "runtime.threads", "train.epochs", "train.steps")
-BIT_KEYS = ("runtime.device", "runtime.threads")
+FREE_KEYS = (
+    *("runtime.device", "runtime.workers", "runtime.threads"),
+    *("train.epochs", "train.steps"),
+    *("save.every", "save.keep_last", "save.keep_best"),
+)
+# What the last bits of a sum depend on, in environment.json.
+BIT_FACTS = {
+    "device": ("device", "name"),
+    "threads": ("threads", "value"),
+    "torch": ("torch",),
+    "numpy": ("numpy",),
+    "pillow": ("pillow",),
+}
 
 
 @dataclass(frozen=True)
@@ -32,19 +46,29 @@ class Resumption:
 
 
 def prepare_resumption(run: RunDir, asked: list[Layer], *, step: int | None, allow_change: bool) -> Resumption:
-    """Verify the checkpoint and compare the settings, before anything is touched."""
+    """Verify the checkpoint and compare settings, data and machine, before anything is touched."""
     saved = configs.load_yaml(run.config_file)
-    before, config = configs.resolve([saved]), configs.resolve([saved, *asked])
-    notes = _compare(before, config, allow_change=allow_change)
-    store = CheckpointStore(run.checkpoints_dir, run.name)
-    checkpoint = _choose(store, step, notes)
+    config = configs.resolve([saved, *asked])
+    notes: list[str] = []
+    checkpoint = _choose(CheckpointStore(run), step, notes)
+    if checkpoint is None:
+        plan = make_plan(config)
+        notes += _compare(configs.resolve([saved]), config, allow_change=allow_change)
+        return Resumption(plan, None, tuple(notes))
+    facts = checkpoint.read_state()
+    try:
+        before = configs.from_dict(facts["config"], str(checkpoint.path))
+        fingerprint = facts["data_fingerprint"]
+    except (KeyError, AttributeError):
+        raise CheckpointError(f"{checkpoint.path} does not say with which settings it was made") from None
+    notes += _compare(before, config, allow_change=allow_change)
     plan = make_plan(config)
-    if checkpoint and plan.total_steps != (old_total := make_plan(before).total_steps):
-        rates = [lr_at(checkpoint.step + 1, total, config.optim) for total in (old_total, plan.total_steps)]
-        notes.append(
-            f"the run now has {plan.total_steps} steps instead of {old_total}: the learning rate goes on at "
-            f"{rates[1]:.2e} where it would have been {rates[0]:.2e}"
+    if fingerprint != plan.data_fingerprint and not allow_change:
+        raise DataError(
+            f"{plan.config.data.source} has changed since the run was stopped: other pictures or captions",
+            "bring the old data back, or pass --allow-change to go on with the new",
         )
+    notes += [*_compare_lengths(checkpoint, before, plan), *_compare_environments(run.read_environment(), plan)]
     return Resumption(plan, checkpoint, tuple(notes))
 
 
@@ -58,13 +82,38 @@ def _compare(before: TrainConfig, after: TrainConfig, *, allow_change: bool) -> 
     notes, problems = [], []
     for key, (old, new) in changed_keys(before, after).items():
         if key in FREE_KEYS or allow_change:
-            notes.append(f"{key} is {new} now, it was {old}" + ("; bits may differ" if key in BIT_KEYS else ""))
+            notes.append(f"{key} is {new} now, it was {old}")
         else:
             hint = "leave it out to go on as before, or pass --allow-change"
             problems.append(ConfigError(f"the run was started with {key} {old}, not {new}", hint))
     if problems:
         raise ConfigErrors(problems)
     return notes
+
+
+def _compare_lengths(checkpoint: Checkpoint, before: TrainConfig, plan: TrainPlan) -> Iterator[str]:
+    old_total = before.train.steps or before.train.epochs * plan.steps_per_epoch
+    if plan.total_steps != old_total:
+        rates = [lr_at(checkpoint.step + 1, total, plan.config.optim) for total in (old_total, plan.total_steps)]
+        yield (
+            f"the run now has {plan.total_steps} steps instead of {old_total}: the learning rate goes on at "
+            f"{rates[1]:.2e} where it would have been {rates[0]:.2e}"
+        )
+
+
+def _compare_environments(before: dict[str, Any], plan: TrainPlan) -> Iterator[str]:
+    """Where the last bits may come out otherwise than in an unbroken run."""
+    now = describe_environment(plan)
+    for noun, path in BIT_FACTS.items():
+        old, new = (_at(document, path) for document in (before, now))
+        if old is not None and old != new:
+            yield f"{noun} is {new} now, it was {old}: the last bits of the weights may differ from an unbroken run"
+
+
+def _at(document: Any, path: tuple[str, ...]) -> Any:
+    for key in path:
+        document = document.get(key) if isinstance(document, dict) else None
+    return document
 
 
 def _choose(store: CheckpointStore, step: int | None, notes: list[str]) -> Checkpoint | None:

@@ -1,16 +1,22 @@
 """Everything a run needs to go on exactly where it was, and how it is laid out in a checkpoint."""
 
 import json
+import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from clipctl.errors import CheckpointError
 from clipctl.model.clip import Clip
 from clipctl.runs import checkpoints
+from clipctl.runs.checkpoints import Checkpoint
+from clipctl.runs.tensors import read_header
 
 
 @dataclass
@@ -24,23 +30,63 @@ class TrainState:
     step: int = 0  # updates made
 
 
+def nonfinite_tensors(state: TrainState) -> list[str]:
+    """Names of weights and moments that hold NaN or an infinity; they must never become a checkpoint."""
+    tensors = {**_model_tensors(state), **_optimizer_tensors(state)}
+    floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    # Smallest and largest value, in one pass: NaN is passed on, an infinity is one of them.
+    extremes = torch.stack([torch.stack(torch.aminmax(tensor.float())).cpu() for tensor in floats.values()])
+    finite = torch.isfinite(extremes).all(dim=1).tolist()
+    return [name for name, is_finite in zip(floats, finite, strict=True) if not is_finite]
+
+
 def write_checkpoint(state: TrainState, directory: Path, facts: dict[str, Any]) -> None:
     """The files of a checkpoint: tensors as safetensors, the rest (`facts`) as JSON. Nothing is pickled."""
-    model = {name: tensor.cpu().contiguous() for name, tensor in state.model.state_dict().items()}
-    save_file(model, directory / checkpoints.MODEL, metadata={"format": "pt"})
-    save_file(_optimizer_tensors(state), directory / checkpoints.OPTIMIZER, metadata={"format": "pt"})
+    files = {checkpoints.MODEL: _model_tensors(state), checkpoints.OPTIMIZER: _optimizer_tensors(state)}
+    for name, tensors in files.items():
+        on_cpu = {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
+        try:
+            save_file(on_cpu, directory / name, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise _os_error(error) from error
     text = json.dumps({"step": state.step, **facts}, indent=2) + "\n"
     (directory / checkpoints.STATE).write_text(text, encoding="utf-8")
 
 
-def read_checkpoint(state: TrainState, checkpoint: checkpoints.Checkpoint) -> dict[str, Any]:
+def _os_error(error: SafetensorError) -> OSError:
+    """The error of the system that safetensors wraps in words: `… No space left on device (os error 28)`."""
+    number = re.search(r"\(os error (\d+)\)", str(error))
+    return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
+
+
+def read_checkpoint(state: TrainState, checkpoint: Checkpoint) -> dict[str, Any]:
     """Put a checkpoint, verified first, into `state`; returns the facts that were saved with it."""
-    path = checkpoint.verified().path
-    facts: dict[str, Any] = json.loads((path / checkpoints.STATE).read_text(encoding="utf-8"))
-    state.model.load_state_dict(load_file(path / checkpoints.MODEL, device=str(state.device)))
-    _restore_optimizer(state, load_file(path / checkpoints.OPTIMIZER))
+    checkpoint.verified()
+    facts = checkpoint.read_state()
+    model, optimizer = checkpoint.file(checkpoints.MODEL), checkpoint.file(checkpoints.OPTIMIZER)
+    _check_shapes(model, _model_tensors(state))
+    state.model.load_state_dict(load_file(model, device=str(state.device)))
+    _restore_optimizer(state, load_file(optimizer))
     state.step = facts["step"]
     return facts
+
+
+def _check_shapes(file: Path, expected: dict[str, Tensor]) -> None:
+    """Compare a file's header with the model it is meant for, before a byte of it is loaded."""
+    found = {name: info.shape for name, info in read_header(file).items()}
+    wanted = {name: tuple(tensor.shape) for name, tensor in expected.items()}
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            shapes = f"{name} is {_shape(found.get(name))}, expected {_shape(wanted.get(name))}"
+            raise CheckpointError(f"{file} does not fit the model: {shapes}")
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "absent" if shape is None else "×".join(str(side) for side in shape) or "a single number"
+
+
+def _model_tensors(state: TrainState) -> dict[str, Tensor]:
+    return state.model.state_dict()
 
 
 def _optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
@@ -48,7 +94,7 @@ def _optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
     tensors = {}
     for name, parameter in state.model.named_parameters():
         for key, value in state.optimizer.state[parameter].items():
-            tensors[f"{name}.{key}"] = value.cpu().contiguous()
+            tensors[f"{name}.{key}"] = value
     tensors["rng.cpu"] = torch.get_rng_state()
     if state.device.type != "cpu":
         tensors["rng.device"] = torch.get_device_module(state.device).get_rng_state()

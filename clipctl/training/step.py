@@ -33,8 +33,23 @@ def autocast(state: TrainState) -> AbstractContextManager[None]:
     return torch.autocast(state.device.type, dtype=torch.bfloat16)
 
 
+def _update(state: TrainState, finite: Tensor) -> None:
+    """One update, unless the step is not finite: a single NaN would be in every weight for good.
+
+    CUDA's kernel is told through a flag on the device; elsewhere the host looks, which costs nothing on the CPU.
+    """
+    if state.device.type == "cuda":
+        state.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
+        state.optimizer.step()
+    elif finite:
+        state.optimizer.step()
+
+
 def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambda phase: None) -> StepResult:
-    """Advance `state` by one update. Touches no file, clock or console; `mark` is told when a phase has ended."""
+    """Advance `state` by one batch: one update, or none where loss or gradient is not finite.
+
+    Touches no file, clock or console; `mark` is told when a phase has ended.
+    """
     set_lr(state.optimizer, lr)
     state.optimizer.zero_grad(set_to_none=True)
     batch = batch.to(state.device)
@@ -51,7 +66,7 @@ def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambd
         grad_norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     else:
         grad_norm = clip_grad_norm_(parameters, state.grad_clip)
-    state.optimizer.step()
+    _update(state, torch.isfinite(loss.detach()) & torch.isfinite(grad_norm))
     # Clamp after the update: Adam can push the scale past 100, where the softmax saturates.
     state.model.clamp_scale()
     state.step += 1

@@ -1,0 +1,58 @@
+"""Which checkpoints of a run count, which is the best, and which are kept. Pure functions over manifests.
+
+A run that was resumed from an older step leaves checkpoints behind that lie past that step, on a course it no longer
+takes: the rows of metrics.jsonl are read by the same rule.
+"""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import TypeGuard
+
+from clipctl.runs.checkpoints import Checkpoint
+
+
+def course(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Those on the way to where the run is now, by step."""
+    everything = list(checkpoints)
+    return sorted((one for one in everything if not _is_left(one, everything)), key=lambda one: one.step)
+
+
+def ranked(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """Those with a score, the best one last; a course that was left can still hold the best."""
+    everything = list(checkpoints)
+    scored = [
+        one
+        for one in everything
+        if _is_number(one.manifest.metrics.get("score")) and not any(_saves_anew(other, one) for other in everything)
+    ]
+    return sorted(scored, key=lambda one: (*merit(one.manifest.metrics), one.step))
+
+
+def kept(checkpoints: Iterable[Checkpoint], *, last: int, best: int) -> list[Checkpoint]:
+    """The `last` newest and the `best` best ones."""
+    everything = list(checkpoints)
+    newest = course(everything)[-last:] if last else []
+    return newest + [one for one in (ranked(everything)[-best:] if best else []) if one not in newest]
+
+
+def merit(metrics: Mapping[str, float | None]) -> tuple[float, float]:
+    """Sorts evaluations: the higher score (mean of both recalls at 1); among equals the lower loss."""
+    score, val_loss = metrics.get("score"), metrics.get("val_loss")
+    return (score if _is_number(score) else -1.0), (-val_loss if _is_number(val_loss) else -math.inf)
+
+
+def _is_left(one: Checkpoint, everything: Iterable[Checkpoint]) -> bool:
+    """True if a later attempt began before this step, or saved this step anew."""
+    return any(
+        (other.manifest.attempt > one.manifest.attempt and other.manifest.attempt_step < one.step)
+        or _saves_anew(other, one)
+        for other in everything
+    )
+
+
+def _saves_anew(other: Checkpoint, one: Checkpoint) -> bool:
+    return other.step == one.step and (other.manifest.attempt, other.again) > (one.manifest.attempt, one.again)
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None and math.isfinite(value)
