@@ -61,6 +61,10 @@ class CheckpointError(ClipctlError):
     exit_code = ExitCode.CHECK
 
 
+class NewerCheckpointError(CheckpointError):
+    """Written by a later clipctl: not damage, and not ours to read or to delete."""
+
+
 class SaveError(ClipctlError):
     """The work could not be written down: a full disk, a directory that is gone."""
 

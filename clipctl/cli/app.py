@@ -10,7 +10,7 @@ import typer
 from typer.core import TyperGroup
 
 import clipctl
-from clipctl.cli import train
+from clipctl.cli import checkpoint, train
 from clipctl.cli.render import prose
 from clipctl.errors import ClipctlError, ExitCode
 
@@ -65,6 +65,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", cls=train.TrainCommand)(train.train)
+checkpoints = typer.Typer(cls=Commands, help="List, show, verify, prune and compare checkpoints.", no_args_is_help=True)
+for name, command in checkpoint.COMMANDS.items():
+    checkpoints.command(name)(command)
+app.add_typer(checkpoints, name="checkpoint")
 
 
 def _print_version(wanted: bool) -> None:

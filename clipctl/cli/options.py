@@ -84,6 +84,27 @@ DryRun = Annotated[
         "--dry-run", metavar="", help="Print the plan and write nothing.", rich_help_panel=_RUN, show_default=False
     ),
 ]
+Runs = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="[RUN]...", help="Runs by name or a part of it; default: all.", show_default=False),
+]
+Checkpoints = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[WHAT]...", help="Runs, RUN@best, RUN@last, RUN@STEP or directories; default: all.", show_default=False
+    ),
+]
+Checkpoint = Annotated[
+    str, typer.Argument(metavar="CHECKPOINT", help="RUN@best, RUN@last, RUN@STEP, RUN (its last) or a directory.")
+]
+OtherCheckpoint = Annotated[str, typer.Argument(metavar="OTHER", help="The one to compare it with.")]
+Deep = Annotated[
+    bool,
+    typer.Option("--deep", metavar="", help="Also look for NaN and infinities in every tensor.", show_default=False),
+]
+Yes = Annotated[bool, typer.Option("--yes", metavar="", help="Delete; otherwise only tell.", show_default=False)]
+KeepLastOf = Annotated[int, typer.Option("--keep-last", metavar="N", min=1, help="Newest ones to keep.")]
+KeepBestOf = Annotated[int, typer.Option("--keep-best", metavar="N", min=1, help="Best ones to keep.")]
 Json = Annotated[
     bool,
     typer.Option("--json", metavar="", help="One JSON document on stdout.", rich_help_panel=_RUN, show_default=False),

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from clipctl.errors import CheckpointError
+from clipctl.errors import CheckpointError, NewerCheckpointError
 from clipctl.runs.files import open_plain, read_bounded
 from clipctl.runs.tensors import read_header
 
@@ -53,12 +53,8 @@ class Manifest:
         return {**values, "sha256": _digest(values)}
 
     @classmethod
-    def from_dict(cls, document: Any) -> "Manifest":
+    def from_dict(cls, document: dict[str, Any]) -> "Manifest":
         """What `to_dict` described. Raises ValueError for anything else."""
-        if not isinstance(document, dict) or not isinstance(document.get("schema"), int):
-            raise ValueError("it is not a manifest")
-        if document["schema"] > SCHEMA:
-            raise NewerSchemaError(document["schema"])
         values = {key: value for key, value in document.items() if key != "sha256"}
         if document.get("sha256") != _digest(values):
             raise ValueError("its own sha256 is another than when it was written")
@@ -76,13 +72,6 @@ class Manifest:
         if not isinstance(manifest.metrics, dict) or not isinstance(manifest.saved_s, int | float):
             raise ValueError("its metrics are none")
         return manifest
-
-
-class NewerSchemaError(ValueError):
-    """Written by a later clipctl: not damage."""
-
-    def __init__(self, schema: int) -> None:
-        super().__init__(f"it has checkpoint schema {schema}, this clipctl reads up to {SCHEMA}")
 
 
 def _digest(values: dict[str, Any]) -> str:
@@ -168,11 +157,15 @@ class Checkpoint:
 def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in a directory, by its manifest; its files are not read yet (see `verified`)."""
     try:
-        return Checkpoint(path, Manifest.from_dict(json.loads(read_bounded(path / MANIFEST, _MANIFEST_LIMIT_BYTES))))
+        document = json.loads(read_bounded(path / MANIFEST, _MANIFEST_LIMIT_BYTES))
+        if not isinstance(document, dict) or not isinstance(schema := document.get("schema"), int):
+            raise ValueError("it is not a manifest")
+        if schema > SCHEMA:
+            message = f"{path} has checkpoint schema {schema}, this clipctl reads up to {SCHEMA}"
+            raise NewerCheckpointError(message, "upgrade clipctl")
+        return Checkpoint(path, Manifest.from_dict(document))
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}") from None
-    except NewerSchemaError as error:
-        raise CheckpointError(f"{path} cannot be read: {error}", "upgrade clipctl") from None
     except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}") from None
 

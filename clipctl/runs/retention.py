@@ -12,19 +12,22 @@ from clipctl.runs.checkpoints import Checkpoint
 
 
 def course(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Those on the way to where the run is now, by step."""
-    everything = list(checkpoints)
-    return sorted((one for one in everything if not _is_left(one, everything)), key=lambda one: one.step)
+    """Those on the way to where the run is now, by step: no later attempt began before them."""
+    newest = _newest_of_each_step(checkpoints)
+    beginnings = {one.manifest.attempt: one.manifest.attempt_step for one in newest}
+    return sorted(
+        (
+            one
+            for one in newest
+            if not any(attempt > one.manifest.attempt and step < one.step for attempt, step in beginnings.items())
+        ),
+        key=lambda one: one.step,
+    )
 
 
 def ranked(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """Those with a score, the best one last; a course that was left can still hold the best."""
-    everything = list(checkpoints)
-    scored = [
-        one
-        for one in everything
-        if _is_number(one.manifest.metrics.get("score")) and not any(_saves_anew(other, one) for other in everything)
-    ]
+    scored = [one for one in _newest_of_each_step(checkpoints) if _is_number(one.manifest.metrics.get("score"))]
     return sorted(scored, key=lambda one: (*merit(one.manifest.metrics), one.step))
 
 
@@ -41,17 +44,10 @@ def merit(metrics: Mapping[str, float | None]) -> tuple[float, float]:
     return (score if _is_number(score) else -1.0), (-val_loss if _is_number(val_loss) else -math.inf)
 
 
-def _is_left(one: Checkpoint, everything: Iterable[Checkpoint]) -> bool:
-    """True if a later attempt began before this step, or saved this step anew."""
-    return any(
-        (other.manifest.attempt > one.manifest.attempt and other.manifest.attempt_step < one.step)
-        or _saves_anew(other, one)
-        for other in everything
-    )
-
-
-def _saves_anew(other: Checkpoint, one: Checkpoint) -> bool:
-    return other.step == one.step and (other.manifest.attempt, other.again) > (one.manifest.attempt, one.again)
+def _newest_of_each_step(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
+    """A step may have been saved again, by the same attempt or by a later one."""
+    by_age = sorted(checkpoints, key=lambda one: (one.manifest.attempt, one.again))
+    return list({one.step: one for one in by_age}.values())
 
 
 def _is_number(value: float | None) -> TypeGuard[float]:

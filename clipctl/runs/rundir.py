@@ -8,7 +8,8 @@ import secrets
 import shlex
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from pathlib import Path
@@ -112,10 +113,14 @@ class RunDir:
             ) from None
         return run
 
+    @staticmethod
+    def is_run(path: Path) -> bool:
+        return (path / "config.yaml").is_file()
+
     @classmethod
     def find(cls, root: Path, text: str) -> "RunDir":
         """The run that `text` names: a directory, a name, or the beginning or end of a name, if no other shares it."""
-        if Path(text).joinpath("config.yaml").is_file():
+        if cls.is_run(Path(text)):
             return cls(Path(text))
         names = [run.name for run in cls.all(root)]
         matches = [text] if text in names else [name for name in names if name.startswith(text) or name.endswith(text)]
@@ -152,6 +157,14 @@ class RunDir:
 
     def release(self) -> None:
         self._lock.release()
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        self.acquire()
+        try:
+            yield
+        finally:
+            self.release()
 
     def write_config(self, text: str) -> None:
         with replaced(self.config_file) as partial:

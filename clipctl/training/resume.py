@@ -6,7 +6,7 @@ from typing import Any
 
 from clipctl import config as configs
 from clipctl.config import Layer, TrainConfig
-from clipctl.errors import CheckpointError, ConfigError, ConfigErrors, DataError
+from clipctl.errors import CheckpointError, ConfigError, ConfigErrors, DataError, NewerCheckpointError
 from clipctl.runs.checkpoints import Checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
@@ -118,11 +118,10 @@ def _at(document: Any, path: tuple[str, ...]) -> Any:
 
 def _choose(store: CheckpointStore, step: int | None, notes: list[str]) -> Checkpoint | None:
     if step is not None:
-        checkpoint = next((checkpoint for checkpoint in store.all() if checkpoint.step == step), None)
-        if checkpoint is None:
-            steps = ", ".join(str(checkpoint.step) for checkpoint in store.all()) or "none"
-            raise CheckpointError(f"the run has no checkpoint of step {step}", f"there are: {steps}")
-        return checkpoint.verified()
+        return store.verified(store.at(step))
+    for entry in store.inventory():
+        if entry.kind == "newer":
+            raise NewerCheckpointError("; ".join(entry.problems), "upgrade clipctl, or name an older one: RUN@STEP")
     checkpoint, skipped = store.newest_valid()
     notes += [f"skipped damaged checkpoint {problem}" for problem in skipped]
     if checkpoint is None and skipped:

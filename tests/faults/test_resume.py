@@ -1,12 +1,8 @@
 """Stopped or killed anywhere, a run goes on to the same weights. Real processes, real signals."""
 
-import hashlib
 import json
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import psutil
 import pytest
@@ -15,29 +11,7 @@ import yaml
 from clipctl.runs import checkpoints
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from tests.conftest import MICRO
-
-SETTINGS = [f"--set={key}={value}" for key, value in {**MICRO, "train.epochs": 8, "save.every": "1e"}.items()]
-TOTAL_STEPS = 24
-
-
-def start(root, *arguments, workers=0):
-    command = [sys.executable, "-m", "clipctl", "train", "--runs-dir", str(root), f"--workers={workers}", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
-
-
-def finish(process):
-    stdout, stderr = process.communicate(timeout=120)
-    return process.returncode, stdout, stderr
-
-
-def digest(run):
-    """Of everything that going on depends on: weights, moments, random states, position."""
-    last = CheckpointStore(run).last()
-    assert last is not None and last.step == TOTAL_STEPS
-    contents = [(last.path / name).read_bytes() for name in (checkpoints.MODEL, checkpoints.OPTIMIZER)]
-    state = json.loads((last.path / checkpoints.STATE).read_text())
-    return hashlib.sha256(b"".join(contents)).hexdigest(), state["step"], state["evaluated_epochs"], state["evaluation"]
+from tests.faults.trainer import SETTINGS, TOTAL_STEPS, digest, finish, start, wait_for_epochs
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +20,6 @@ def unbroken(tmp_path_factory):
     code, _, stderr = finish(start(root, *SETTINGS, "--name", "run"))
     assert code == 0, stderr
     return digest(RunDir(root / "run"))
-
-
-def wait_for_epochs(run, epochs):
-    """Until metrics.jsonl shows that many epochs, those of earlier attempts included."""
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if run.metrics_file.exists() and run.metrics_file.read_text().count('"kind":"epoch"') >= epochs:
-            return
-        time.sleep(0.005)
-    raise AssertionError("the run did not get there")
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

@@ -1,0 +1,43 @@
+"""A real training process, and what it must come to."""
+
+import hashlib
+import json
+import subprocess
+import sys
+import time
+
+from clipctl.runs import checkpoints
+from clipctl.runs.store import CheckpointStore
+from tests.conftest import MICRO
+
+SETTINGS = [f"--set={key}={value}" for key, value in {**MICRO, "train.epochs": 8, "save.every": "1e"}.items()]
+TOTAL_STEPS = 24
+
+
+def start(root, *arguments, workers=0):
+    command = [sys.executable, "-m", "clipctl", "train", "--runs-dir", str(root), f"--workers={workers}", *arguments]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+
+
+def finish(process):
+    stdout, stderr = process.communicate(timeout=120)
+    return process.returncode, stdout, stderr
+
+
+def digest(run):
+    """Of everything that going on depends on: weights, moments, random states, position."""
+    last = CheckpointStore(run).last()
+    assert last is not None and last.step == TOTAL_STEPS
+    contents = [(last.path / name).read_bytes() for name in (checkpoints.MODEL, checkpoints.OPTIMIZER)]
+    state = json.loads((last.path / checkpoints.STATE).read_text())
+    return hashlib.sha256(b"".join(contents)).hexdigest(), state["step"], state["evaluated_epochs"], state["evaluation"]
+
+
+def wait_for_epochs(run, epochs):
+    """Until metrics.jsonl shows that many epochs, those of earlier attempts included."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        if run.metrics_file.exists() and run.metrics_file.read_text().count('"kind":"epoch"') >= epochs:
+            return
+        time.sleep(0.005)
+    raise AssertionError("the run did not get there")
