@@ -11,7 +11,7 @@ from typer.core import TyperGroup
 
 import clipctl
 from clipctl.cli import checkpoint, train
-from clipctl.cli.render import prose
+from clipctl.cli.render import plain, prose
 from clipctl.errors import ClipctlError, ExitCode
 
 
@@ -99,10 +99,9 @@ def _terminated(number: int, frame: FrameType | None) -> None:
 
 
 def _print_problem(message: str, hint: str | None) -> None:
-    console = prose()
-    console.print(f"error: {message}", style="red", markup=False, highlight=False, soft_wrap=True)
+    prose().print(plain(f"error: {message}", style="red"), soft_wrap=True)
     if hint:
-        console.print(f"hint: {hint}", style="cyan", markup=False, highlight=False, soft_wrap=True)
+        prose().print(plain(f"hint: {hint}", style="cyan"), soft_wrap=True)
 
 
 def _show_traceback() -> None:

@@ -90,7 +90,7 @@ def prune(
         render.print_json("checkpoint-prune", report)
         return
     for document in documents:
-        render.data().print(render.pruned_line(document, deleted=yes), markup=False, soft_wrap=True)
+        render.data().print(render.pruned_line(document, deleted=yes), soft_wrap=True)
     if not documents:
         render.prose().print("there is nothing to delete", markup=False)
     elif not yes:

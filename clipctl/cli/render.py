@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import sys
 import time
 from typing import TYPE_CHECKING, Any
@@ -58,6 +59,11 @@ def count(number: int) -> str:
         if number >= limit:
             return f"{number / limit:.1f}{unit}"
     return str(number)
+
+
+def plain(text: str, style: str = "") -> Text:
+    """Text from outside: no markup, and no codes that the terminal would obey."""
+    return Text(re.sub(r"[^\n -~\u00a0-\U0010ffff]", lambda match: ascii(match[0])[1:-1], text), style=style)
 
 
 def percent(share: float | None) -> str:
@@ -192,21 +198,21 @@ def checkpoint_lines(documents: "list[dict[str, Any]]") -> Text:
         for run, *cells, _ in rows
     )
     flags_column = (row[-1] for row in rows)
-    return Text("\n").join(
-        Text(f"{line}  {flags}".rstrip(), style=style)
+    return plain("\n").join(
+        plain(f"{line}  {flags}".rstrip(), style=style)
         for line, flags, style in zip(lines, flags_column, styles, strict=True)
     )
 
 
 def verdict_line(document: dict[str, Any]) -> Text:
     problems = "; ".join(document["problems"])
-    verdict = Text(f"damaged: {problems}", style="red") if problems else Text("ok", style="green")
-    return Text.assemble(f"{document['run']}  step {document['step']}  {size(document['size_bytes'])}  ", verdict)
+    verdict = plain(f"damaged: {problems}", style="red") if problems else Text("ok", style="green")
+    return plain(f"{document['run']}  step {document['step']}  {size(document['size_bytes'])}  ") + verdict
 
 
-def pruned_line(document: dict[str, Any], *, deleted: bool) -> str:
+def pruned_line(document: dict[str, Any], *, deleted: bool) -> Text:
     word = "deleted" if deleted else "would delete"
-    return f"{word}  {document['run']}  step {document['step']}  {size(document['size_bytes'])}"
+    return plain(f"{word}  {document['run']}  step {document['step']}  {size(document['size_bytes'])}")
 
 
 def checkpoint_view(document: dict[str, Any]) -> "Iterator[RenderableType]":
@@ -222,7 +228,7 @@ def checkpoint_view(document: dict[str, Any]) -> "Iterator[RenderableType]":
         "metrics": "  ".join(metrics) or "–",
     }
     for label, text in rows.items():
-        facts.add_row(label, Text(text))
+        facts.add_row(label, plain(text))
     yield facts
     yield Text("\nsettings", style="bold")
     yield settings_table(document["config"])
@@ -236,14 +242,14 @@ def checkpoint_view(document: dict[str, Any]) -> "Iterator[RenderableType]":
 def settings_table(config: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     for key, setting in config.items():
-        table.add_row(Text(key), Text(value(setting)))
+        table.add_row(plain(key), plain(value(setting)))
     return table
 
 
 def tensor_table(tensors: dict[str, Any]) -> Table:
     table = Table.grid(padding=(0, 2))
     for name, info in tensors.items():
-        table.add_row(Text(name), shape(info["shape"]), info["dtype"])
+        table.add_row(plain(name), shape(info["shape"]), info["dtype"])
     return table
 
 
@@ -256,7 +262,7 @@ def difference_view(document: dict[str, Any]) -> "Iterator[RenderableType]":
         yield Text(f"{noun}: {len(changes)} differ" if changes else f"{noun}: no difference", style="bold")
         table = Table.grid(padding=(0, 2))
         for key, (before, after) in changes.items():
-            table.add_row(Text(f"  {key}"), Text(value(before)), "→", Text(value(after)))
+            table.add_row(plain(f"  {key}"), plain(value(before)), "→", plain(value(after)))
         yield table
     tensors = document["tensors"]
     moved = sorted(
@@ -271,13 +277,13 @@ def difference_view(document: dict[str, Any]) -> "Iterator[RenderableType]":
     for one in moved[:DIFFERENCE_ROWS]:
         if one["relative"] is None:
             sides = [shape(one[key]) if one[key] is not None else "absent" for key in ("shape_a", "shape_b")]
-            table.add_row(Text(one["name"]), " → ".join(sides), "–", "–")
+            table.add_row(plain(one["name"]), " → ".join(sides), "–", "–")
         else:
             cells = (shape(one["shape_a"]), f"{one['relative']:.3g}", f"{one['largest']:.3g}")
-            table.add_row(Text(one["name"]), *cells)
+            table.add_row(plain(one["name"]), *cells)
     yield table
     if len(moved) > DIFFERENCE_ROWS:
-        yield Text(f"… and {len(moved) - DIFFERENCE_ROWS} more; --json has all")
+        yield plain(f"… and {len(moved) - DIFFERENCE_ROWS} more; --json has all")
 
 
 def value(setting: Any) -> str:

@@ -47,17 +47,21 @@ class Manifest:
     metrics: dict[str, float | None]  # on the held-out pairs; `score` and `val_loss` decide which one is best
     files: dict[str, FileSum]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_json(self) -> bytes:
         """With a sum of its own: the manifest vouches for the files, this for the manifest."""
         values = asdict(self)
-        return {**values, "sha256": _digest(values)}
+        digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
+        return (json.dumps({**values, "sha256": digest}, indent=2) + "\n").encode()
 
     @classmethod
-    def from_dict(cls, document: dict[str, Any]) -> "Manifest":
-        """What `to_dict` described. Raises ValueError for anything else."""
+    def from_json(cls, text: bytes) -> "Manifest":
+        """What `to_json` wrote, to the letter. Raises ValueError for anything else."""
+        document = json.loads(text)
+        if not isinstance(document, dict) or not isinstance(schema := document.get("schema"), int):
+            raise ValueError("it is not a manifest")
+        if schema > SCHEMA:
+            raise NewerCheckpointError(f"it has checkpoint schema {schema}, this clipctl reads up to {SCHEMA}")
         values = {key: value for key, value in document.items() if key != "sha256"}
-        if document.get("sha256") != _digest(values):
-            raise ValueError("its own sha256 is another than when it was written")
         try:
             files = {str(name): FileSum(**file) for name, file in values["files"].items()}
             manifest = cls(**{**values, "files": files})
@@ -71,11 +75,9 @@ class Manifest:
             raise ValueError("its numbers are none")
         if not isinstance(manifest.metrics, dict) or not isinstance(manifest.saved_s, int | float):
             raise ValueError("its metrics are none")
+        if manifest.to_json() != text:
+            raise ValueError("it is not as it was written, by its own sha256")
         return manifest
-
-
-def _digest(values: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -157,13 +159,9 @@ class Checkpoint:
 def read_checkpoint(path: Path) -> Checkpoint:
     """The checkpoint in a directory, by its manifest; its files are not read yet (see `verified`)."""
     try:
-        document = json.loads(read_bounded(path / MANIFEST, _MANIFEST_LIMIT_BYTES))
-        if not isinstance(document, dict) or not isinstance(schema := document.get("schema"), int):
-            raise ValueError("it is not a manifest")
-        if schema > SCHEMA:
-            message = f"{path} has checkpoint schema {schema}, this clipctl reads up to {SCHEMA}"
-            raise NewerCheckpointError(message, "upgrade clipctl")
-        return Checkpoint(path, Manifest.from_dict(document))
+        return Checkpoint(path, Manifest.from_json(read_bounded(path / MANIFEST, _MANIFEST_LIMIT_BYTES)))
+    except NewerCheckpointError as error:
+        raise NewerCheckpointError(f"{path} cannot be read: {error}", "upgrade clipctl") from None
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as error:

@@ -32,11 +32,14 @@ class MetricsWriter:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
         self._started = time.monotonic()
+        self._is_torn = False  # the last line has no end: a full disk took only a part of it
         self.lost_rows = 0
         if os.fstat(self._descriptor).st_size == 0:
             self._append({"kind": HEADER, "schema": SCHEMA, "run_id": run_id})
-        elif not path.read_bytes().endswith(b"\n"):
-            os.write(self._descriptor, b"\n")  # a kill tore the last line; it must not swallow the next one
+        else:
+            with path.open("rb") as file:
+                file.seek(-1, os.SEEK_END)
+                self._is_torn = file.read(1) != b"\n"  # by a kill; it must not swallow the next line
 
     def write(self, kind: str, values: dict[str, Any], *, elapsed_s: float | None = None) -> None:
         elapsed_s = time.monotonic() - self._started if elapsed_s is None else elapsed_s
@@ -54,12 +57,16 @@ class MetricsWriter:
         row = _finite(row, "", nonfinite)
         if nonfinite:
             row["nonfinite"] = nonfinite
-        line = json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n"
+        line = (json.dumps(row, allow_nan=False, separators=(",", ":")) + "\n").encode()
         with self._lock:
+            if self._is_torn:
+                line = b"\n" + line
             try:
-                os.write(self._descriptor, line.encode())  # one write a line: a reader sees whole lines or a torn tail
+                written = os.write(self._descriptor, line)  # one write a line: readers see whole lines or a torn tail
             except OSError:
-                self.lost_rows += 1
+                written = 0
+            self.lost_rows += written < len(line)
+            self._is_torn = 0 < written < len(line) or (self._is_torn and written == 0)
 
 
 def _finite(values: dict[str, Any], prefix: str, nonfinite: list[str]) -> dict[str, Any]:

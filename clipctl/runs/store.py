@@ -4,13 +4,13 @@
 """
 
 import itertools
-import json
 import math
 import os
 import re
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -92,9 +92,9 @@ class CheckpointStore:
                 metrics={key: value for key, value in metrics.items() if value is not None and math.isfinite(value)},
                 files=_sums(partial),
             )
-            text = json.dumps(manifest.to_dict(), indent=2) + "\n"
-            (partial / MANIFEST).write_text(text, encoding="utf-8")
-        self._retire()
+            (partial / MANIFEST).write_bytes(manifest.to_json())
+        with suppress(OSError):  # what could not be deleted now is tried again after the next save
+            self._retire()
         return Checkpoint(target, manifest)
 
     def sweep(self) -> None:
