@@ -1,9 +1,7 @@
 """The command line: one app, one place where errors become words and exit codes."""
 
 import os
-import signal
 import sys
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -87,15 +85,6 @@ def options(
     ] = False,
 ) -> None:
     pass
-
-
-def main() -> None:
-    signal.signal(signal.SIGTERM, _terminated)  # also while a command is still starting
-    app()
-
-
-def _terminated(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(ExitCode.TERMINATED)
 
 
 def _print_problem(message: str, hint: str | None) -> None:

@@ -2,9 +2,11 @@
 
 import re
 import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -122,7 +124,6 @@ class TrainLoader:
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH_BATCHES if workers else None,
-            timeout=timeout_s if workers else 0,
             # Spawned workers inherit no threads and no locks, and behave the same on every system.
             multiprocessing_context="spawn" if workers else None,
             # Without a generator of its own, a loader draws from the global one and shifts everything after it.
@@ -132,13 +133,19 @@ class TrainLoader:
     def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
         self._sampler.start(epoch, first_batch)
         with _signals_held():  # workers are started here the first time
-            return iter(self._loader)
+            batches = iter(self._loader)
+        while True:
+            with _alarm(self._timeout_s if self._loader.num_workers else None):
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield batch
 
     def worker_error(self, error: RuntimeError) -> TrainingError | None:
         """If torch says that a worker failed: which one and how. Torch may say so anywhere, not only while it is asked
         for a batch, and names a process number at most."""
         batches: Any = self._loader._iterator
-        if not str(error).startswith("DataLoader ") or batches is None:
+        if not (isinstance(error, WorkerSilentError) or str(error).startswith("DataLoader ")) or batches is None:
             return None
         hint = "go on with --resume; --workers 0 does without them"
         for number, worker in enumerate(batches._workers):
@@ -151,9 +158,37 @@ class TrainLoader:
 
     def close(self) -> None:
         """End the workers. They do not listen to signals, so nothing else would before the process is gone."""
-        iterator = self._loader._iterator  # where a loader keeps persistent workers
+        iterator: Any = self._loader._iterator  # where a loader keeps persistent workers
         if iterator is not None:
-            iterator._shutdown_workers()  # type: ignore[attr-defined]
+            iterator._shutdown_workers()
+            for worker in iterator._workers:
+                worker.kill()  # one that was stopped or hangs has not heard
+
+
+class WorkerSilentError(RuntimeError):
+    """No batch has come for too long."""
+
+
+@contextmanager
+def _alarm(seconds: float | None) -> Iterator[None]:
+    """Raise WorkerSilentError if the block takes longer; None: it may take forever.
+
+    Torch's own timeout covers waiting for a message but not reading it, and a worker may stop in the middle of one.
+    """
+    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def ring(number: int, frame: FrameType | None) -> None:
+        raise WorkerSilentError
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @contextmanager

@@ -35,9 +35,13 @@ def digest(run):
 
 def wait_for_epochs(run, epochs):
     """Until metrics.jsonl shows that many epochs, those of earlier attempts included."""
+    wait_until(
+        lambda: run.metrics_file.exists() and run.metrics_file.read_text().count('"kind":"epoch"') >= epochs, 0.005
+    )
+
+
+def wait_until(condition, pause_s=0.0):
     deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        if run.metrics_file.exists() and run.metrics_file.read_text().count('"kind":"epoch"') >= epochs:
-            return
-        time.sleep(0.005)
-    raise AssertionError("the run did not get there")
+    while not condition():
+        assert time.monotonic() < deadline, "the run did not get there"
+        time.sleep(pause_s)

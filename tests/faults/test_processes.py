@@ -1,0 +1,178 @@
+"""F08, F09, F10: signals at every stage, workers that die or hang, time that stands still or jumps."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from clipctl.data.loader import PairDataset, TrainLoader
+from clipctl.data.sampling import EpochSampler
+from clipctl.errors import TrainingError
+from clipctl.runs.metrics import read_rows
+from clipctl.runs.rundir import RunDir
+from clipctl.runs.store import CheckpointStore
+from clipctl.training import loop
+from clipctl.training.plan import make_plan
+from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs, wait_until
+
+CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    root = tmp_path_factory.mktemp("unbroken")
+    code, _, stderr = finish(start(root, *SETTINGS, "--name", "run"))
+    assert code == 0, stderr
+    return digest(RunDir(root / "run"))
+
+
+@pytest.mark.parametrize("delay_s", [0.1, 0.2, 0.5, 1.5])
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_while_it_starts(tmp_path, number, delay_s):
+    process = start(tmp_path, *SETTINGS, "--name", "run", "--set=train.epochs=500")
+    time.sleep(delay_s)
+    os.killpg(process.pid, number)
+    code, _, stderr = finish(process)
+    assert "Traceback" not in stderr
+    # Before Python itself is up there is nobody to answer, and the signal's own way to end a process stands.
+    assert code in (CODES[number], -number), stderr
+
+
+@pytest.mark.parametrize("number", CODES)
+def test_a_signal_inside_a_save(tmp_path, unbroken, number):
+    run = RunDir(tmp_path / "run")
+    process = start(tmp_path, *SETTINGS, "--save-every", "1s", "--name", "run")
+    wait_until(lambda: any(path.name.endswith(".partial") for path in names(run.checkpoints_dir)))
+    os.killpg(process.pid, number)
+    code, _, stderr = finish(process)
+    assert code == CODES[number], stderr
+    last = CheckpointStore(run).last()
+    assert last is not None and not last.problems() and not list(run.checkpoints_dir.glob(".*"))
+    assert finish(start(tmp_path, "--resume", "run"))[0] == 0
+    assert digest(run) == unbroken
+
+
+def names(directory: Path) -> list[Path]:
+    return list(directory.iterdir()) if directory.is_dir() else []
+
+
+def test_a_signal_inside_an_evaluation_ends_it_at_the_next_batch(tmp_path):
+    """Nine tenths are held out, so that most of the time is evaluation; it is repeated when the run goes on."""
+    settings = [
+        *SETTINGS,
+        "--set=data.source=synthetic:4000",
+        "--set=data.val_fraction=0.9",
+        "--set=train.epochs=2",
+    ]
+    run = RunDir(tmp_path / "run")
+    process = start(tmp_path, *settings, "--name", "run")
+    wait_for_epochs(run, 1)
+    os.killpg(process.pid, signal.SIGTERM)
+    code, _, stderr = finish(process)
+    assert code == 143, stderr
+    assert not [row for row in read_rows(run.metrics_file) if row["kind"] == "eval"]
+    last = CheckpointStore(run).last()
+    assert last is not None and (last.step, last.manifest.epoch, last.manifest.metrics) == (34, 0, {})
+    assert finish(start(tmp_path, "--resume", "run"))[0] == 0
+    rows = list(read_rows(run.metrics_file))
+    assert [row["epoch"] for row in rows if row["kind"] == "eval"] == [1, 2]
+
+
+def workers_of(process):
+    """The loader's workers; multiprocessing has another child to look after shared memory."""
+    children = psutil.Process(process.pid).children(recursive=True)
+    return [child for child in children if "spawn_main" in " ".join(child.cmdline())]
+
+
+def test_a_second_interrupt_leaves_at_once(tmp_path):
+    process = start(tmp_path, *SETTINGS, "--set=train.epochs=2000", "--name", "run", workers=1)
+    wait_for_epochs(RunDir(tmp_path / "run"), 1)
+    workers = workers_of(process)
+    os.kill(process.pid, signal.SIGSTOP)  # so that both arrive while it has not yet looked at the first
+    os.killpg(process.pid, signal.SIGINT)
+    os.killpg(process.pid, signal.SIGCONT)
+    time.sleep(0.001)
+    os.killpg(process.pid, signal.SIGINT)
+    code, _, stderr = finish(process)
+    assert code == 130 and "Traceback" not in stderr
+    assert workers and not psutil.wait_procs(workers, timeout=10)[1]
+
+
+def test_a_killed_trainer_leaves_no_orphans(tmp_path):
+    process = start(tmp_path, *SETTINGS, "--set=train.epochs=2000", "--name", "run", workers=2)
+    wait_for_epochs(RunDir(tmp_path / "run"), 1)
+    workers = workers_of(process)
+    process.kill()
+    process.communicate()
+    assert len(workers) == 2 and not psutil.wait_procs(workers, timeout=10)[1]
+
+
+def test_a_killed_worker_is_named_and_the_run_goes_on_later(tmp_path, unbroken):
+    process = start(tmp_path, *SETTINGS, "--set=train.epochs=2000", "--name", "run", workers=2)
+    run = RunDir(tmp_path / "run")
+    wait_for_epochs(run, 1)
+    victim = workers_of(process)[0]
+    victim.kill()
+    code, _, stderr = finish(process)
+    assert code == 1 and "Traceback" not in stderr
+    assert (
+        f"(process {victim.pid}) ended with signal 9" in stderr and "loader worker" in stderr and "--resume" in stderr
+    )
+    status = run.status()
+    assert status is not None and status.state == "failed"
+
+
+def test_a_hung_worker_is_named(micro):
+    plan = make_plan(micro)
+    dataset = PairDataset(plan.train_source, plan.tokenizer, micro.data, 16, 0, 0)
+    sampler = EpochSampler(len(plan.train_source), 2, 0)
+    loader = TrainLoader(dataset, sampler, workers=1, fixed_length=True)
+    batches = loader.epoch(1)
+    next(batches)
+    loader._timeout_s = 1  # past the start, which takes seconds
+    worker = loader._loader._iterator._workers[0]
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        with pytest.raises(RuntimeError) as caught:
+            list(batches)
+        problem = loader.worker_error(caught.value)
+        assert isinstance(problem, TrainingError)
+        assert str(problem) == f"loader worker 0 (process {worker.pid}) has been silent for 1 s"
+    finally:
+        loader.close()
+    worker.join(5)
+    assert not worker.is_alive()
+
+
+def test_a_trainer_that_was_put_to_sleep_goes_on(tmp_path, unbroken):
+    process = start(tmp_path, *SETTINGS, "--name", "run", workers=1)
+    run = RunDir(tmp_path / "run")
+    wait_for_epochs(run, 2)
+    os.killpg(process.pid, signal.SIGSTOP)
+    time.sleep(1.5)
+    os.killpg(process.pid, signal.SIGCONT)
+    code, _, stderr = finish(process)
+    assert code == 0, stderr
+    assert digest(run) == unbroken
+
+
+def test_a_clock_that_jumps_moves_no_duration(micro, tmp_path, monkeypatch):
+    now, calls = time.time(), iter(range(10**9))
+    monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(calls) * 86_400)
+    seen = []
+
+    class Watcher(loop.Nobody):
+        def progress(self, progress):
+            seen.append(progress.eta_s)
+
+    run = RunDir.create(tmp_path, "tiny", "run")
+    summary = loop.train(make_plan(micro), run, Watcher())
+    assert 0 < summary.seconds < 60 and all(eta_s >= 0 for eta_s in seen)
+    rows = [row for row in read_rows(run.metrics_file) if row["kind"] == "step"]
+    assert all(0 < row["step_s"] < 60 for row in rows)
+    assert [row["elapsed_s"] for row in rows] == sorted(row["elapsed_s"] for row in rows)
+    last = CheckpointStore(run).last()
+    assert last is not None and last.step == 6
