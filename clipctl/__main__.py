@@ -1,22 +1,23 @@
-"""The program: clipctl, or python -m clipctl. Signals have their exit codes from the first moment on."""
+"""The program: clipctl, or python -m clipctl."""
 
+import os
 import signal
-import sys
 from types import FrameType
 
 
 def main() -> None:
-    signal.signal(signal.SIGTERM, _terminated)
-    try:
-        from clipctl.cli.app import app
+    # Until a command knows better, both signals end the program on the spot. Python's own way, an exception wherever
+    # it happens to be, is lost when it happens to be inside an import that forgives.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _leave)
+    from clipctl.cli.app import app
 
-        app()
-    except KeyboardInterrupt:
-        sys.exit(130)
+    app()
 
 
-def _terminated(number: int, frame: FrameType | None) -> None:
-    sys.exit(143)
+def _leave(number: int, frame: FrameType | None) -> None:
+    os.write(2, b"error: interrupted\n" if number == signal.SIGINT else b"error: terminated\n")
+    os._exit(128 + number)
 
 
 if __name__ == "__main__":

@@ -21,14 +21,6 @@ from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epoch
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    root = tmp_path_factory.mktemp("unbroken")
-    code, _, stderr = finish(start(root, *SETTINGS, "--name", "run"))
-    assert code == 0, stderr
-    return digest(RunDir(root / "run"))
-
-
 @pytest.mark.parametrize("delay_s", [0.1, 0.2, 0.5, 1.5])
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_while_it_starts(tmp_path, number, delay_s):

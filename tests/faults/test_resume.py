@@ -8,18 +8,14 @@ import psutil
 import pytest
 import yaml
 
+from clipctl.data.sources.synthetic import SyntheticSource
+from clipctl.errors import DataError
 from clipctl.runs import checkpoints
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
+from clipctl.training.resume import prepare_resumption
 from tests.faults.trainer import SETTINGS, TOTAL_STEPS, digest, finish, start, wait_for_epochs
-
-
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    root = tmp_path_factory.mktemp("unbroken")
-    code, _, stderr = finish(start(root, *SETTINGS, "--name", "run"))
-    assert code == 0, stderr
-    return digest(RunDir(root / "run"))
+from tests.test_runs import rewrite_manifest
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
@@ -60,13 +56,6 @@ def test_killed_runs_go_on_to_the_same_weights(tmp_path, unbroken):
     assert status is not None and status.attempt == 4
 
 
-@pytest.fixture
-def finished(tmp_path, unbroken):
-    code, _, stderr = finish(start(tmp_path, *SETTINGS, "--name", "run"))
-    assert code == 0, stderr
-    return RunDir(tmp_path / "run")
-
-
 def test_a_finished_run_has_nothing_left_to_do(finished, unbroken):
     code, stdout, stderr = finish(start(finished.path.parent, "--resume", "run", "--json"))
     assert code == 0 and "nothing is left to do" in stderr
@@ -92,6 +81,60 @@ def test_changed_settings_are_named_and_refused(finished):
     assert (
         "the run was started with optim.lr" in stderr and "train.seed 0, not 3" in stderr and "--allow-change" in stderr
     )
+
+
+def test_a_config_that_was_edited_is_named_and_refused(finished):
+    """F16: by hand, in the run's directory."""
+    text = finished.config_file.read_text()
+    finished.config_file.write_text(text.replace("weight_decay: 0.1", "weight_decay: 0.3"))
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run"))
+    assert code == 2 and "optim.weight_decay 0.1, not 0.3" in stderr
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run", "--allow-change"))
+    assert code == 0 and "optim.weight_decay is 0.3 now, it was 0.1" in stderr
+
+
+def test_data_that_has_changed_is_named_and_refused(finished, monkeypatch):
+    """F16: the same name, other captions."""
+    plain = SyntheticSource.captions
+    monkeypatch.setattr(SyntheticSource, "captions", lambda self, index: [f"{plain(self, index)[0]}!"])
+    with pytest.raises(DataError, match="has changed since the run was stopped"):
+        prepare_resumption(finished, [], step=None, allow_change=False)
+
+
+def test_another_machine_is_named(finished):
+    environment = json.loads(finished.environment_file.read_text())
+    environment["device"]["name"] = "Another CPU"
+    environment["threads"]["value"] = 64
+    finished.environment_file.write_text(json.dumps(environment))
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run"))
+    assert code == 0, stderr
+    assert "it was Another CPU: the last bits of the weights may differ" in stderr
+    assert "threads is 1 now, it was 64" in stderr
+
+
+def test_a_damaged_step_that_was_asked_for_names_a_whole_one(finished):
+    model = finished.checkpoints_dir / "step-00000024" / checkpoints.MODEL
+    model.write_bytes(model.read_bytes()[:-1])
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run@24"))
+    assert code == 3 and "model.safetensors has" in stderr and "newest whole one is that of step 21" in stderr
+
+
+def test_a_checkpoint_of_a_later_clipctl_is_not_passed_over(finished):
+    last = CheckpointStore(finished).last()
+    assert last is not None
+    rewrite_manifest(last, schema=2)
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run"))
+    assert code == 3 and "schema 2" in stderr and "upgrade clipctl" in stderr
+
+
+def test_going_back_leaves_the_later_checkpoints_behind(finished, unbroken):
+    """The steps after the chosen one are made anew; what was there before does not count as newer."""
+    steps = [checkpoint.step for checkpoint in CheckpointStore(finished).all()]
+    code, _, stderr = finish(start(finished.path.parent, "--resume", f"run@{steps[0]}"))
+    assert code == 0, stderr
+    assert digest(finished) == unbroken
+    last = CheckpointStore(finished).last()
+    assert last is not None and last.manifest.attempt == 2
 
 
 def test_more_epochs_are_taken_and_their_effect_is_said(finished):
