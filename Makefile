@@ -1,5 +1,6 @@
 # make demo   train the default model on the built-in pictures and print its score
 # make test   run the test suite
+# make soak   the fault tests in their long version: kills, damage, full disks (about half an hour)
 # make lint   ruff and mypy
 # Each sets up .venv first, once.
 
@@ -8,7 +9,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test soak lint clean
 
 demo: $(VENV)/installed
 	@echo "Training the default model on 216 drawn pictures; this takes about a minute."
@@ -19,6 +20,9 @@ demo: $(VENV)/installed
 test: $(VENV)/installed-dev
 	@echo "Running the tests."
 	@$(BIN)/python -m pytest -q -n 2
+
+soak: $(VENV)/installed-dev
+	@$(BIN)/python -m tests.faults.soak
 
 lint: $(VENV)/installed-dev
 	@$(BIN)/ruff check .

@@ -32,7 +32,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path):
 
 
 def test_a_name_can_be_used_once(tmp_path):
-    RunDir.create(tmp_path, "tiny", "mine")
+    RunDir.create(tmp_path, "tiny", "mine").write_config("preset: tiny\n")
     with pytest.raises(RunError, match="already exists"):
         RunDir.create(tmp_path, "tiny", "mine")
 
@@ -44,6 +44,23 @@ def test_names_that_are_no_single_directory(tmp_path, name):
         return
     with pytest.raises(RunError, match="cannot name a run"):
         RunDir.create(tmp_path, "tiny", name)
+
+
+def test_a_directory_with_other_things_in_it_is_left_alone(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("")
+    with pytest.raises(RunError, match="already exists"):
+        RunDir.create(tmp_path, "tiny", "mine")
+
+
+def test_a_run_killed_before_it_wrote_anything_is_in_nobodys_way(tmp_path):
+    RunDir.create(tmp_path, "tiny", "mine").release()
+    assert RunDir.create(tmp_path, "tiny", "mine").checkpoints_dir.is_dir()
+
+
+def test_a_run_killed_before_its_first_heartbeat_can_go_on(tmp_path):
+    RunDir.create(tmp_path, "tiny", "mine").write_config("preset: tiny\n")
+    assert RunDir.newest_unfinished(tmp_path).name == "mine"
 
 
 def test_a_root_that_is_a_file(tmp_path):

@@ -96,22 +96,26 @@ class RunDir:
     def create(cls, root: Path, preset: str, name: str | None = None) -> "RunDir":
         """A new directory, locked by this process until `release` or its end."""
         path = root / (check_name(name) if name else new_name(preset))
+        if path.exists() and not cls._is_stillborn(path):
+            raise RunError(f"run already exists: {path}", "choose another --name, or leave it out")
         try:
-            root.mkdir(parents=True, exist_ok=True)
-            path.mkdir()
+            path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
-            run.checkpoints_dir.mkdir()
             run.acquire()
-        except FileExistsError:
+            run.checkpoints_dir.mkdir(exist_ok=True)
+        except OSError as error:
             if root.exists() and not root.is_dir():
                 raise RunError(f"{root} is a file, not a directory for runs", "pass another --runs-dir") from None
-            raise RunError(f"run already exists: {path}", "choose another --name, or leave it out") from None
-        except OSError as error:
             raise RunError(
                 f"cannot create a run in {root}: {error.strerror or error}",
                 "pass --runs-dir DIRECTORY or set CLIPCTL_RUNS to a place you can write to",
             ) from None
         return run
+
+    @staticmethod
+    def _is_stillborn(path: Path) -> bool:
+        """True for what a run leaves that was killed before it had written anything."""
+        return path.is_dir() and {inside.name for inside in path.iterdir()} <= {"run.lock", "checkpoints"}
 
     @staticmethod
     def is_run(path: Path) -> bool:
@@ -139,8 +143,11 @@ class RunDir:
     @classmethod
     def newest_unfinished(cls, root: Path) -> "RunDir":
         """The run that last gave a sign of life and did not finish."""
-        statuses = [(run, run.status()) for run in cls.all(root)]
-        waiting = [(status.heartbeat_s, run) for run, status in statuses if status and status.state != "finished"]
+        waiting = [
+            (status.heartbeat_s if status else 0.0, run)
+            for run in cls.all(root)
+            if (status := run.status()) is None or status.state != "finished"
+        ]
         if not waiting:
             raise RunError(f"there is no unfinished run in {root}", "name one: clipctl train --resume RUN")
         return max(waiting, key=lambda entry: entry[0])[1]

@@ -24,10 +24,10 @@ def finish(process):
     return process.returncode, stdout, stderr
 
 
-def digest(run):
+def digest(run, last_step=TOTAL_STEPS):
     """Of everything that going on depends on: weights, moments, random states, position."""
     last = CheckpointStore(run).last()
-    assert last is not None and last.step == TOTAL_STEPS
+    assert last is not None and last.step == last_step
     contents = [(last.path / name).read_bytes() for name in (checkpoints.MODEL, checkpoints.OPTIMIZER)]
     state = json.loads((last.path / checkpoints.STATE).read_text())
     return hashlib.sha256(b"".join(contents)).hexdigest(), state["step"], state["evaluated_epochs"], state["evaluation"]

@@ -1,0 +1,209 @@
+"""The long version of the fault tests, with a table at the end: make soak
+
+python -m tests.faults.soak [--kills 100] [--in-save 20] [--truncations 50] [--flips 200] [--seed 0]
+"""
+
+import argparse
+import itertools
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import torch
+
+from clipctl.errors import CheckpointError
+from clipctl.runs.checkpoints import read_checkpoint
+from clipctl.runs.rundir import RunDir
+from clipctl.runs.store import CheckpointStore
+from clipctl.training import loop
+from clipctl.training.resume import prepare_resumption
+from clipctl.training.state import read_checkpoint as load_checkpoint
+from tests.faults.test_damage import FILES, flip_a_bit, truncate
+from tests.faults.trainer import SETTINGS, digest, finish, start, wait_until
+
+# Long enough to be hit in the middle: 120 steps, a checkpoint after every fourth and every epoch of three.
+LAST_STEP = 120
+RUN = [*SETTINGS, "--set=train.epochs=40", "--set=save.every=4s", "--name=run"]
+KILLS_PER_RUN = 5
+LANES = 2  # runs at a time
+OTHERS = {
+    "failing operation of a save or prune, every one": "tests/faults/test_operations.py",
+    "random retention history, 1000 and 100 on a disk": "tests/faults/test_retention.py",
+    "full, read-only, vanished or odd place": "tests/faults/test_places.py",
+    "hostile file": "tests/faults/test_hostile.py",
+    "signal, dead or hung worker, sleep, jumping clock": "tests/faults/test_processes.py",
+    "loss or gradient that is not finite": "tests/faults/test_nonfinite.py",
+}
+
+
+class Table:
+    """Faults, tries, survived."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[int]] = {}
+
+    def add(self, fault: str, *, tries: int, survived: int, detail: str = "") -> None:
+        row = self._rows.setdefault(fault, [0, 0])
+        row[0] += tries
+        row[1] += survived
+        if survived < tries:
+            say(f"NOT SURVIVED: {fault}: {detail}")
+
+    def __str__(self) -> str:
+        lines = [f"{'fault':<60} {'tries':>6} {'survived':>9}"]
+        return "\n".join(
+            [*lines, *(f"{fault:<60} {tries:>6} {good:>9}" for fault, (tries, good) in self._rows.items())]
+        )
+
+    @property
+    def is_clean(self) -> bool:
+        return all(tries == survived for tries, survived in self._rows.values())
+
+
+def say(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
+
+
+# --- kills ----------------------------------------------------------------------------------------------------
+
+
+def kill_and_resume(root: Path, chance: random.Random, *, in_save: bool, wanted: int) -> tuple[int, RunDir, str]:
+    """One run, killed up to `wanted` times and resumed each time, then left to finish. Returns kills and complaint."""
+    run, hits = RunDir(root / "run"), 0
+    process = start(root, *RUN)
+    while hits < wanted:
+        wait_for_the_moment(run, chance, process, in_save=in_save)
+        if process.poll() is not None:
+            break
+        os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        hits += not in_save or bool(partial_saves(run))
+        begun = run.config_file.exists()  # otherwise there is nothing yet to go on with
+        process = start(root, *(["--resume", "run"] if begun else RUN), workers=chance.choice([0, 0, 1]))
+    code, _, stderr = finish(process)
+    return hits, run, "" if code == 0 else f"exit {code}: {stderr[-500:]}"
+
+
+def wait_for_the_moment(run: RunDir, chance: random.Random, process: subprocess.Popen[str], *, in_save: bool) -> None:
+    """Inside a save, or any at all, the start included."""
+    if in_save:
+        skip = chance.randrange(6)  # so that it is not always the first save after a start
+        for _ in range(skip):
+            wait_until(lambda: process.poll() is not None or bool(partial_saves(run)))
+            wait_until(lambda: process.poll() is not None or not partial_saves(run))
+        wait_until(lambda: process.poll() is not None or bool(partial_saves(run)))
+        time.sleep(chance.uniform(0, 0.008))
+    else:
+        time.sleep(chance.uniform(0.1, 5.0))
+
+
+def partial_saves(run: RunDir) -> list[Path]:
+    return list(run.checkpoints_dir.glob(".step-*.partial"))
+
+
+def soak_kills(table: Table, base: Path, chance: random.Random, kills: int, *, in_save: bool) -> None:
+    fault = "SIGKILL inside a save" if in_save else "SIGKILL at a random moment"
+    left, number = kills, 0
+
+    def episode(seed: float, wanted: int, directory: Path) -> tuple[int, bool, str]:
+        directory.mkdir()
+        hits, run, complaint = kill_and_resume(directory, random.Random(seed), in_save=in_save, wanted=wanted)
+        same = not complaint and digest(run, LAST_STEP) == EXPECTED[0]
+        clean = not list(run.checkpoints_dir.glob(".*"))
+        shutil.rmtree(directory)
+        return hits, same and clean, complaint or ("" if same else "other weights") or "something was left behind"
+
+    with ThreadPoolExecutor(LANES) as pool:
+        while left > 0:
+            shares = [min(KILLS_PER_RUN, left), min(KILLS_PER_RUN, left - min(KILLS_PER_RUN, left))]
+            jobs = [
+                pool.submit(episode, chance.random(), share, base / f"{in_save}-{number}-{lane}")
+                for lane, share in enumerate(shares)
+                if share
+            ]
+            number += 1
+            for job in jobs:
+                hits, survived, detail = job.result()
+                table.add(fault, tries=hits, survived=hits if survived else 0, detail=detail)
+                left -= hits
+            say(f"{fault}: {kills - left} of {kills}")
+
+
+EXPECTED: list[object] = []  # the digest of the unbroken run
+
+
+# --- damage ---------------------------------------------------------------------------------------------------
+
+
+def soak_damage(table: Table, original: RunDir, base: Path, chance: random.Random, fault: str, tries: int) -> None:
+    """Damage one place in the newest checkpoint; it must be refused with the model untouched, and passed over."""
+    damage = {"truncation": truncate, "flipped bit": flip_a_bit}[fault]
+    run = RunDir(base / "run")
+    plan = prepare_resumption(original, [], step=None, allow_change=False).plan
+    state = loop.make_state(plan)
+    before = [parameter.detach().clone() for parameter in state.model.parameters()]
+    for _ in range(tries):
+        shutil.rmtree(run.path, ignore_errors=True)
+        shutil.copytree(original.path, run.path)
+        last = CheckpointStore(run).last()
+        assert last is not None and last.step == LAST_STEP
+        name = chance.choice(FILES)
+        damage(last.path / name, chance)
+        caught = False
+        try:
+            load_checkpoint(state, read_checkpoint(last.path))
+        except CheckpointError:
+            caught = all(torch.equal(old, new) for old, new in zip(before, state.model.parameters(), strict=True))
+        resumption = prepare_resumption(run, [], step=None, allow_change=False)
+        passed_over = resumption.step < LAST_STEP and any(last.path.name in note for note in resumption.notes)
+        table.add(fault, tries=1, survived=int(caught and passed_over), detail=f"{name}, {resumption.notes}")
+
+
+# --- the rest -------------------------------------------------------------------------------------------------
+
+
+def run_suite(table: Table, fault: str, file: str) -> None:
+    """A file of the short tests; each test is a try."""
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", file], capture_output=True, text=True)
+    words = done.stdout.splitlines()[-1].replace(",", "").split()
+    counts = {word: int(number) for number, word in itertools.pairwise(words) if number.isdigit()}
+    passed, failed = counts.get("passed", 0), counts.get("failed", 0) + counts.get("error", 0)
+    table.add(f"{fault} (tests)", tries=passed + failed, survived=passed, detail=done.stdout[-2000:])
+    if not passed:
+        table.add(f"{fault} (tests)", tries=1, survived=0, detail=done.stdout[-2000:] + done.stderr[-2000:])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name, count in (("kills", 100), ("in-save", 20), ("truncations", 50), ("flips", 200), ("seed", 0)):
+        parser.add_argument(f"--{name}", type=int, default=count)
+    asked = parser.parse_args()
+    chance, table = random.Random(asked.seed), Table()
+    started = time.monotonic()
+    with tempfile.TemporaryDirectory() as directory:
+        base = Path(directory)
+        code, _, stderr = finish(start(base, *RUN))
+        assert code == 0, stderr
+        original = RunDir((base / "run").rename(base / "original"))
+        EXPECTED.append(digest(original, LAST_STEP))
+        soak_kills(table, base, chance, asked.kills - asked.in_save, in_save=False)
+        soak_kills(table, base, chance, asked.in_save, in_save=True)
+        soak_damage(table, original, base, chance, "truncation", asked.truncations)
+        soak_damage(table, original, base, chance, "flipped bit", asked.flips)
+    for fault, file in OTHERS.items():
+        run_suite(table, fault, file)
+        say(f"{fault}: done")
+    sys.stdout.write(f"{table}\nseed {asked.seed}, {(time.monotonic() - started) / 60:.0f} minutes\n")
+    sys.exit(0 if table.is_clean else 1)
+
+
+if __name__ == "__main__":
+    main()
