@@ -52,6 +52,19 @@ def our_save(state, store):
     return store.save(lambda path: write_checkpoint(state, path, {}), step=1, epoch=1, metrics={})
 
 
+def one_round(state, store, plain, *, ours_first):
+    saved = []
+    pair = {
+        "torch.save + fsync": lambda: plain_save(state, plain),
+        "clipctl": lambda: saved.append(our_save(state, store)),
+    }
+    taken = {label: seconds(pair[label]) for label in (reversed(pair) if ours_first else pair)}
+    taken["verify"] = seconds(lambda: saved[0].verified())
+    plain.unlink()
+    shutil.rmtree(saved[0].path)
+    return taken, saved[0].size_bytes
+
+
 def list_time(directory, rounds):
     """Of `clipctl checkpoint list` over 200 checkpoints, the start of the program included."""
     run = RunDir.create(directory, "tiny", "many")
@@ -77,17 +90,7 @@ def main():
         run = RunDir.create(directory / "runs", "small", "run")
         store = CheckpointStore(run)
         for round_number in range(asked.rounds + 1):
-            plain, saved = directory / "plain.pt", []
-            pair = {
-                "torch.save + fsync": lambda: plain_save(state, plain),
-                "clipctl": lambda: saved.append(our_save(state, store)),
-            }
-            order = list(pair) if round_number % 2 else list(reversed(pair))
-            taken = {label: seconds(pair[label]) for label in order}
-            taken["verify"] = seconds(lambda: saved[0].verified())
-            size_bytes = saved[0].size_bytes
-            plain.unlink()
-            shutil.rmtree(saved[0].path)
+            taken, size_bytes = one_round(state, store, directory / "plain.pt", ours_first=round_number % 2 == 0)
             if round_number:  # the first one warms up
                 for label, value in taken.items():
                     times[label].append(value)
