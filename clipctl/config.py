@@ -100,6 +100,10 @@ class OptimConfig:
     final_lr_share: float = bounded(0.01, low=0.0, high=1.0)  # the cosine ends at this share of the peak
     grad_clip: float | None = bounded(1.0, low=1e-6, high=1e6)  # largest gradient norm; None: do not clip
 
+    def warmup_of(self, total_steps: int) -> int:
+        """Steps until the peak, in a run of that many."""
+        return total_steps // 10 if self.warmup_steps is None else self.warmup_steps
+
 
 @dataclass(frozen=True, kw_only=True)
 class LoopConfig:

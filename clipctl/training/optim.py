@@ -22,13 +22,9 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     )
 
 
-def warmup_steps(config: OptimConfig, total_steps: int) -> int:
-    return total_steps // 10 if config.warmup_steps is None else config.warmup_steps
-
-
 def lr_at(step: int, total_steps: int, config: OptimConfig) -> float:
     """The rate of update `step` (the first is 1): linear to the peak, then half a cosine down to its final share."""
-    warmup = warmup_steps(config, total_steps)
+    warmup = config.warmup_of(total_steps)
     if step <= warmup:
         return config.lr * step / warmup
     progress = (step - warmup) / max(1, total_steps - warmup)

@@ -14,7 +14,6 @@ from clipctl.errors import ConfigError, DeviceError, SaveError
 from clipctl.hardware import cpu, memory
 from clipctl.hardware.devices import Device, choose_device, choose_precision
 from clipctl.model import cost
-from clipctl.training.optim import warmup_steps
 
 # Decoded pictures may take this share of the free memory.
 PICTURE_CACHE_SHARE = 0.25
@@ -105,7 +104,7 @@ def make_plan(asked: TrainConfig) -> TrainPlan:
 
     steps_per_epoch = batch_count(len(split.train), config.train.batch_size)
     total_steps = config.train.steps or config.train.epochs * steps_per_epoch
-    if warmup_steps(config.optim, total_steps) >= total_steps and total_steps > 1:
+    if config.optim.warmup_of(total_steps) >= total_steps and total_steps > 1:
         notes.append(
             f"optim.warmup_steps {config.optim.warmup_steps} is not shorter than the run of {total_steps} steps"
         )

@@ -1,0 +1,164 @@
+"""Curves as characters: eight braille dots a cell, or plain ASCII where the terminal knows no more."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.text import Text
+
+LABEL_WIDTH = 7
+# Bit of each dot of a braille cell, by column and row.
+_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+_ASCII_BY_DOTS = " .:+*"  # by how many of a cell's rows are set, at most
+
+
+@dataclass(frozen=True)
+class Curve:
+    """Points from left to right; each spans from `low` to `high`."""
+
+    points: Sequence[tuple[float, float, float]]  # x, low, high
+    style: str
+    is_joined: bool = True  # else single marks
+
+
+class Canvas:
+    """Dots in cells; a cell has the colour of what was drawn last."""
+
+    def __init__(self, width: int, height: int) -> None:
+        self.width, self.height = width, height
+        self._bits = [[0] * width for _ in range(height)]
+        self._marks = [[""] * width for _ in range(height)]
+        self._styles = [[""] * width for _ in range(height)]
+
+    def dot(self, x: int, y: int, style: str) -> None:
+        """x and y count dots from the lower left."""
+        column, row = x // 2, self.height - 1 - y // 4
+        if 0 <= column < self.width and 0 <= row < self.height:
+            self._bits[row][column] |= _DOTS[x % 2][3 - y % 4]
+            self._styles[row][column] = style
+
+    def bar(self, x: int, low: int, high: int, style: str) -> None:
+        for y in range(max(0, low), min(self.height * 4 - 1, high) + 1):
+            self.dot(x, y, style)
+
+    def mark(self, x: int, y: int, character: str, style: str) -> None:
+        column, row = x // 2, self.height - 1 - y // 4
+        if 0 <= column < self.width and 0 <= row < self.height:
+            self._marks[row][column], self._styles[row][column] = character, style
+
+    def lines(self, *, ascii_only: bool) -> list[Text]:
+        return [
+            Text.assemble(*(self._cell(row, column, ascii_only) for column in range(self.width)))
+            for row in range(self.height)
+        ]
+
+    def _cell(self, row: int, column: int, ascii_only: bool) -> tuple[str, str]:
+        bits, style = self._bits[row][column], self._styles[row][column]
+        if mark := self._marks[row][column]:
+            return ("o" if ascii_only else mark), style
+        if not ascii_only:
+            return (chr(0x2800 + bits) if bits else " "), style
+        return _ASCII_BY_DOTS[min(4, bits.bit_count())], style
+
+
+def chart(
+    curves: Sequence[Curve],
+    width: int,
+    height: int,
+    *,
+    level: float | None = None,
+    log: bool = False,
+    ascii_only: bool = False,
+    floor: float | None = None,
+    x_label: tuple[str, str] = ("", ""),
+) -> list[Text]:
+    """`height` lines of `width` characters: the curves, a dotted `level`, a scale at the left, labels below."""
+    rows, columns = height - 1, width - LABEL_WIDTH - 1
+    points = [point for curve in curves for point in curve.points]
+    if rows < 2 or columns < 4 or not points:
+        return [Text("".ljust(width)) for _ in range(height)]
+    x_low, x_high = min(point[0] for point in points), max(point[0] for point in points)
+    values = [value for _, *pair in points for value in pair] + ([level] if level is not None else [])
+    scale = _Scale(values, rows * 4, log=log, floor=floor)
+    canvas = Canvas(columns, rows)
+    if level is not None:
+        for x in range(0, columns * 2, 4):
+            canvas.dot(x, scale(level), "dim")
+    for curve in curves:
+        _draw(canvas, curve, scale, x_low, x_high)
+    labels = {0: scale.high, rows // 2: scale.at(0.5), rows - 1: scale.low}
+    lines = [
+        Text(f"{number(labels[row]) if row in labels else '':>{LABEL_WIDTH}} ", style="dim") + line
+        for row, line in enumerate(canvas.lines(ascii_only=ascii_only))
+    ]
+    left, right = x_label
+    gap = max(1, columns - len(left) - len(right))
+    return [*lines, Text(f"{'':>{LABEL_WIDTH}} {left}{' ' * gap}{right}"[:width], style="dim")]
+
+
+class _Scale:
+    """From values to dots, linear or logarithmic."""
+
+    def __init__(self, values: Sequence[float], dots: int, *, log: bool, floor: float | None) -> None:
+        self._dots = dots
+        positive = [value for value in values if value > 0]
+        self._log = log and bool(positive)
+        low, high = (min(positive), max(positive)) if self._log else (min(values), max(values))
+        if floor is not None and not self._log:
+            low = min(low, floor)
+        if high <= low:
+            low, high = (low / 2, low * 2) if self._log else (low - 0.5, low + 0.5)
+        self.low, self.high = low, high
+
+    def __call__(self, value: float) -> int:
+        return round(self._share(value) * (self._dots - 1))
+
+    def at(self, share: float) -> float:
+        if self._log:
+            return math.exp(math.log(self.high) + (math.log(self.low) - math.log(self.high)) * share)
+        return self.high + (self.low - self.high) * share
+
+    def _share(self, value: float) -> float:
+        low, high = self.low, self.high
+        if self._log:
+            value, low, high = math.log(max(value, self.low)), math.log(low), math.log(high)
+        return (value - low) / (high - low)
+
+
+def _draw(canvas: Canvas, curve: Curve, scale: _Scale, x_low: float, x_high: float) -> None:
+    span = (x_high - x_low) or 1.0
+    before: tuple[int, int] | None = None
+    for x, low, high in curve.points:
+        column = round((x - x_low) / span * (canvas.width * 2 - 1))
+        bottom, top = scale(low), scale(high)
+        if not curve.is_joined:
+            canvas.mark(column, bottom, "◆", curve.style)
+            continue
+        canvas.bar(column, bottom, top, curve.style)
+        if before is not None:
+            _join(canvas, before, (column, (bottom + top) // 2), curve.style)
+        before = (column, (bottom + top) // 2)
+
+
+def _join(canvas: Canvas, start: tuple[int, int], end: tuple[int, int], style: str) -> None:
+    """A line between two points, a bar for each column in between."""
+    (x0, y0), (x1, y1) = start, end
+    for x in range(x0, x1 + 1):
+        share = (x - x0) / (x1 - x0) if x1 > x0 else 1.0
+        following = (x + 1 - x0) / (x1 - x0) if x1 > x0 else 1.0
+        ends = sorted((round(y0 + (y1 - y0) * share), round(y0 + (y1 - y0) * min(1.0, following))))
+        canvas.bar(x, ends[0], ends[1] if x < x1 else ends[0], style)
+
+
+def number(value: float) -> str:
+    """At most seven characters."""
+    if value == 0 or 0.01 <= abs(value) < 1000:
+        return f"{value:.3g}"
+    return f"{value:.1e}" if abs(value) < 0.01 or abs(value) >= 1e6 else f"{value:.0f}"
+
+
+def gauge(share: float, width: int, *, ascii_only: bool) -> str:
+    """A bar of `width` characters, filled to a share."""
+    filled = round(max(0.0, min(1.0, share)) * width)
+    full, empty = ("#", "-") if ascii_only else ("█", "░")
+    return full * filled + empty * (width - filled)

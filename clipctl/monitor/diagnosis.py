@@ -1,0 +1,298 @@
+"""What is wrong with a run, why, and what to do: pure functions over its view, shared by trainer and monitor."""
+
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from clipctl.monitor.reader import number
+from clipctl.monitor.series import Bucket, Series
+from clipctl.monitor.view import RunView
+
+Severity = Literal["bad", "warn"]
+
+MIN_STEPS = 50  # before that, nothing is said about the course of the training
+CHANCE_SHARE = 0.97
+SPIKE_SIGMAS = 8
+NORM_JUMP = 10
+DATA_SHARE = 0.30
+SLOWDOWN = 0.15
+PRESSURE_SHARE = 0.05  # of the memory, still available
+SWAP_GROWTH_BYTES = 256 << 20
+MAX_SCALE = 100.0
+COLLAPSED_SCALE = 2.0
+
+
+@dataclass(frozen=True)
+class Alert:
+    name: str
+    severity: Severity
+    what: str
+    why: str
+    todo: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a run besides its rows."""
+
+    total_steps: int
+    warmup_steps: int
+    loss: str = "softmax"  # ln B is the chance loss of this one only
+    loss_floor: float = 0.0  # below which equal captions in a batch do not let the loss fall
+    lr: float = 0.0
+    silence_s: float = 0.0  # since the last sign of life, as the watcher's own clock says
+    is_live: bool = True
+
+
+def diagnose(view: RunView, facts: Facts) -> list[Alert]:
+    """Every alert that holds now, the bad ones first."""
+    alerts = [alert for check in CHECKS for alert in check(view, facts)]
+    return sorted(alerts, key=lambda alert: alert.severity != "bad")
+
+
+def _long_enough(view: RunView, facts: Facts) -> bool:
+    return view.step >= MIN_STEPS and view.step > 1.2 * facts.warmup_steps
+
+
+def _parted(series: Series, step: int) -> tuple[list[Bucket], list[Bucket]]:
+    """The buckets up to a step, and those after it."""
+    before = [bucket for bucket in series.buckets if bucket.last <= step]
+    return before, series.buckets[len(before) :]
+
+
+def loss_at_chance(view: RunView, facts: Facts) -> Iterator[Alert]:
+    loss, chance = view.smoothed_loss, view.chance_loss
+    if facts.loss != "softmax" or not _long_enough(view, facts) or loss is None or not chance:
+        return
+    if loss > CHANCE_SHARE * chance:
+        yield Alert(
+            "loss_at_chance",
+            "bad",
+            f"the loss is {loss:.2f} after {view.step} steps, and guessing gives ln B = {chance:.2f}",
+            "the model has learnt nothing yet: the rate is too high or too low, or captions do not belong to pictures",
+            f"try --lr {facts.lr / 3:.2g} and --lr {facts.lr * 3:.2g}; look at the pairs",
+        )
+
+
+def loss_at_floor(view: RunView, facts: Facts) -> Iterator[Alert]:
+    loss = view.smoothed_loss
+    if facts.loss_floor > 0.05 and _long_enough(view, facts) and loss is not None and loss < 1.15 * facts.loss_floor:
+        yield Alert(
+            "loss_at_floor",
+            "warn",
+            f"the loss is {loss:.2f}, and equal captions in a batch do not let it fall below {facts.loss_floor:.2f}",
+            "pairs with the same caption are each other's wrong answers",
+            "remove duplicate captions, or take smaller batches",
+        )
+
+
+def scale_at_its_limits(view: RunView, facts: Facts) -> Iterator[Alert]:
+    scale = view.scale
+    if scale is None or not _long_enough(view, facts):
+        return
+    if scale >= 0.995 * MAX_SCALE:
+        yield Alert(
+            "scale_pinned",
+            "warn",
+            f"the scale is at its limit of {MAX_SCALE:.0f}",
+            "the model is as sure as it may be; often it has learnt the training pairs by heart",
+            "watch the validation; more pictures or more augmentation help",
+        )
+    elif scale < COLLAPSED_SCALE:
+        yield Alert(
+            "scale_collapsed",
+            "bad",
+            f"the scale has fallen to {scale:.2f}",
+            "the model makes all pairs alike, because being sure costs it too much: the rate is too high",
+            f"start again with --lr {facts.lr / 3:.2g}",
+        )
+
+
+def not_finite(view: RunView, facts: Facts) -> Iterator[Alert]:
+    recent = [step for step in view.skipped if step > view.step - 200]
+    if recent:
+        yield Alert(
+            "not_finite",
+            "bad",
+            f"{len(recent)} of the last 200 steps had no finite loss or gradient, the latest was step {recent[-1]}",
+            "numbers have overflowed; those steps changed nothing",
+            f"lower the rate: --lr {facts.lr / 2:.2g}",
+        )
+
+
+def spike(view: RunView, facts: Facts) -> Iterator[Alert]:
+    """The largest loss of the last steps, against mean and spread of those before them."""
+    if not _long_enough(view, facts):
+        return
+    before, recent = _parted(view.loss, view.step - 50)
+    if len(before) < 10 or not recent:
+        return
+    means = [bucket.mean for bucket in before[-100:]]
+    mean, spread = statistics.fmean(means), statistics.pstdev(means)
+    top = max(recent, key=lambda bucket: bucket.high)
+    if top.high > mean + max(SPIKE_SIGMAS * spread, 0.5 * mean, 0.3):
+        yield Alert(
+            "spike",
+            "warn",
+            f"the loss jumped to {top.high:.2f} near step {top.last:.0f}; before it was about {mean:.2f}",
+            "a batch the model had no answer to, or a rate at the edge of what works",
+            f"one spike heals; if they come again, --lr {facts.lr / 2:.2g}",
+        )
+
+
+def grad_norm_jump(view: RunView, facts: Facts) -> Iterator[Alert]:
+    if not _long_enough(view, facts):
+        return
+    before, recent = _parted(view.grad_norm, view.step - 20)
+    if len(before) < 10 or not recent:
+        return
+    now, usual = statistics.median(one.mean for one in recent), statistics.median(one.mean for one in before[-200:])
+    if usual > 0 and now > NORM_JUMP * usual:
+        yield Alert(
+            "grad_norm_jump",
+            "warn",
+            f"the gradient norm is {now:.2g}, ten times and more of the usual {usual:.2g}",
+            "the training is about to diverge, or the data has changed",
+            f"watch the loss; --lr {facts.lr / 2:.2g} if it rises",
+        )
+
+
+def validation(view: RunView, facts: Facts) -> Iterator[Alert]:
+    points = [point for point in view.evaluations if math.isfinite(point.val_loss)]
+    if len(points) < 4:
+        return
+    first, last = points[0], points[-1]
+    lowest = min(points, key=lambda point: point.val_loss)
+    since = [point for point in points if point.step > lowest.step]
+    if last.val_loss > 1.05 * first.val_loss and _long_enough(view, facts):
+        yield Alert(
+            "validation_worse_than_start",
+            "bad",
+            f"the validation loss is {last.val_loss:.2f}; at step {first.step} it was {first.val_loss:.2f}",
+            "the model gets worse on pictures it has not seen",
+            "lower the rate, take more pictures, or stop: the best checkpoint is kept",
+        )
+    elif len(since) >= 3 and last.val_loss > 1.05 * lowest.val_loss and _falls(view, lowest.step):
+        yield Alert(
+            "overfitting",
+            "warn",
+            f"the validation loss rises since step {lowest.step} ({lowest.val_loss:.2f} to {last.val_loss:.2f}), "
+            "the training loss falls",
+            "the model learns its pictures by heart",
+            "stop here (the best checkpoint is kept), or take more pictures and more augmentation",
+        )
+
+
+def _falls(view: RunView, since_step: int) -> bool:
+    points = [loss for step, loss in view.loss.smoothed(50) if step >= since_step]
+    return len(points) >= 2 and points[-1] < points[0]
+
+
+def data_bound(view: RunView, facts: Facts) -> Iterator[Alert]:
+    share = view.phase_shares().get("data_s", 0.0)
+    if len(view.recent) >= 20 and share > DATA_SHARE:
+        yield Alert(
+            "data_bound",
+            "warn",
+            f"{share:.0%} of a step is waiting for pictures",
+            "decoding and augmenting take longer than the model does",
+            "more --workers, smaller picture files, or a faster disk",
+        )
+
+
+def slowdown(view: RunView, facts: Facts) -> Iterator[Alert]:
+    now, start = view.images_per_s, view.images_per_s_at_start
+    if now is None or start is None or len(view.recent) < 40 or now > (1 - SLOWDOWN) * start:
+        return
+    load = view.system.get("cpu_per_core")
+    own = number(view.system.get("process_cpu"))
+    busy = sum(map(number, load)) if isinstance(load, list) else math.nan
+    other = busy - own > 0.5  # half a core that is not ours
+    yield Alert(
+        "slowdown",
+        "warn",
+        f"{now:.0f} images/s, at the start it was {start:.0f}",
+        "another program is using the processor" if other else "the machine has got warm and slowed down, or was busy",
+        "close other programs" if other else "give it air and its power adapter",
+    )
+
+
+def memory_pressure(view: RunView, facts: Facts) -> Iterator[Alert]:
+    available, rss = number(view.system.get("available_bytes")), number(view.system.get("rss_bytes"))
+    swap, swap_before = (number(row.get("swap_used_bytes")) for row in (view.system, view.first_system))
+    if available < PRESSURE_SHARE * (available + rss):
+        yield Alert(
+            "memory_pressure",
+            "bad",
+            f"{available / 2**20:.0f} MiB of memory are left",
+            "the system is about to swap or to end the training",
+            "close other programs, or resume with a smaller --batch-size (--allow-change)",
+        )
+    if swap - swap_before > SWAP_GROWTH_BYTES:
+        yield Alert(
+            "swap_growing",
+            "warn",
+            f"{(swap - swap_before) / 2**20:.0f} MiB more are swapped out than at the start",
+            "memory does not suffice, and the disk is much slower",
+            "close other programs, or resume with a smaller --batch-size (--allow-change)",
+        )
+
+
+def disk_nearly_full(view: RunView, facts: Facts) -> Iterator[Alert]:
+    free = number(view.system.get("disk_free_bytes"))
+    size = number(view.checkpoints[-1].get("size_bytes")) if view.checkpoints else math.nan
+    if free < 2 * size:
+        yield Alert(
+            "disk_nearly_full",
+            "bad",
+            f"{free / 2**20:.0f} MiB are free on the disk, a checkpoint takes {size / 2**20:.0f} MiB",
+            "the next checkpoints may not be saved",
+            "make room: clipctl checkpoint prune shows what can go",
+        )
+    failed = [row for row in view.events if row.get("event") == "save_failed"]
+    last_saved = number(view.checkpoints[-1].get("step")) if view.checkpoints else -1.0
+    if failed and number(failed[-1].get("step")) > last_saved:
+        yield Alert(
+            "save_failed", "bad", str(failed[-1].get("message")), "the disk refused it", "make room on the disk"
+        )
+
+
+def silent(view: RunView, facts: Facts) -> Iterator[Alert]:
+    if facts.is_live and facts.silence_s > 0:
+        yield Alert(
+            "silent",
+            "bad",
+            f"no sign of life for {facts.silence_s:.0f} s",
+            "the process hangs, was put to sleep, or waits for a disk",
+            "look at it with top or Activity Monitor; after a kill, clipctl train --resume goes on",
+        )
+
+
+def warmup_too_long(view: RunView, facts: Facts) -> Iterator[Alert]:
+    if facts.total_steps > 1 and facts.warmup_steps >= facts.total_steps:
+        yield Alert(
+            "warmup_too_long",
+            "bad",
+            f"the warm-up takes {facts.warmup_steps} steps, the run has {facts.total_steps}",
+            "the learning rate never reaches its peak",
+            f"--set optim.warmup_steps={max(1, facts.total_steps // 10)}",
+        )
+
+
+CHECKS: tuple[Callable[[RunView, Facts], Iterator[Alert]], ...] = (
+    loss_at_chance,
+    loss_at_floor,
+    scale_at_its_limits,
+    not_finite,
+    spike,
+    grad_norm_jump,
+    validation,
+    data_bound,
+    slowdown,
+    memory_pressure,
+    disk_nearly_full,
+    silent,
+    warmup_too_long,
+)

@@ -1,0 +1,78 @@
+"""A curve of bounded size: neighbouring values share a bucket that keeps their smallest, largest and mean value.
+
+So a file of a million steps takes the memory of some thousand buckets, and a spike of a single step stays visible.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+MAX_BUCKETS = 2048
+
+
+@dataclass(slots=True)
+class Bucket:
+    first: float  # where on the axis it begins and ends
+    last: float
+    low: float
+    high: float
+    total: float
+    count: int
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.count
+
+    def absorb(self, later: "Bucket") -> None:
+        self.last = later.last
+        self.low, self.high = min(self.low, later.low), max(self.high, later.high)
+        self.total += later.total
+        self.count += later.count
+
+
+class Series:
+    """Values along an axis, added in order."""
+
+    def __init__(self) -> None:
+        self.buckets: list[Bucket] = []
+        self._values_per_bucket = 1
+
+    def extend(self, positions: Sequence[float], values: Sequence[float]) -> None:
+        """Values that are not finite are left out."""
+        if not math.isfinite(sum(values)):
+            pairs = [pair for pair in zip(positions, values, strict=True) if math.isfinite(pair[1])]
+            positions, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        start = self._fill_last(positions, values)
+        for begin in range(start, len(values), self._values_per_bucket):
+            self.buckets.append(_bucket(positions, values, begin, begin + self._values_per_bucket))
+        while len(self.buckets) > MAX_BUCKETS:
+            self._halve()
+
+    def smoothed(self, span: float) -> list[tuple[float, float]]:
+        """Positions and the exponential mean over about `span` values, without a bias towards the first one."""
+        points, mean, weight = [], 0.0, 0.0
+        for bucket in self.buckets:
+            keep = math.exp(-bucket.count / span) if span > 0 else 0.0
+            mean, weight = keep * mean + (1 - keep) * bucket.mean, keep * weight + (1 - keep)
+            points.append((bucket.last, mean / weight))
+        return points
+
+    def _fill_last(self, positions: Sequence[float], values: Sequence[float]) -> int:
+        """Complete the bucket that is not full yet; returns how many values that took."""
+        room = self._values_per_bucket - self.buckets[-1].count if self.buckets else 0
+        taken = min(max(0, room), len(values))
+        if taken:
+            self.buckets[-1].absorb(_bucket(positions, values, 0, taken))
+        return taken
+
+    def _halve(self) -> None:
+        """Two neighbours become one."""
+        for left, right in zip(self.buckets[::2], self.buckets[1::2], strict=False):
+            left.absorb(right)
+        self.buckets = self.buckets[::2]
+        self._values_per_bucket *= 2
+
+
+def _bucket(positions: Sequence[float], values: Sequence[float], begin: int, end: int) -> Bucket:
+    part = values[begin:end]
+    return Bucket(positions[begin], positions[begin + len(part) - 1], min(part), max(part), sum(part), len(part))

@@ -1,0 +1,131 @@
+"""Watches one run through its directory: what it says, what it does, what is wrong with it."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clipctl import config as configs
+from clipctl.errors import ClipctlError, RunError
+from clipctl.monitor.diagnosis import Alert, Facts, diagnose
+from clipctl.monitor.liveness import Quiet, RunState, probe, run_state
+from clipctl.monitor.reader import MetricsTail, number
+from clipctl.monitor.view import RunView
+from clipctl.runs import metrics
+from clipctl.runs.rundir import RunDir, RunStatus
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A run at one moment."""
+
+    run: str
+    path: Path
+    state: RunState
+    status: RunStatus | None
+    view: RunView
+    facts: Facts
+    epochs: int
+    alerts: list[Alert]
+
+    @property
+    def total_steps(self) -> int:
+        return self.facts.total_steps
+
+    @property
+    def eta_s(self) -> float | None:
+        return self.view.eta_s(self.total_steps) if self.state in ("running", "stalled") else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """What `monitor --json` prints."""
+        view, last_evaluation = self.view, self.view.evaluations[-1] if self.view.evaluations else None
+        return {
+            "run": self.run,
+            "path": str(self.path),
+            "state": self.state,
+            "attempt": view.attempt,
+            "step": view.step,
+            "total_steps": self.total_steps,
+            "epoch": view.epoch,
+            "epochs": self.epochs,
+            "loss": view.latest("loss"),
+            "smoothed_loss": view.smoothed_loss,
+            "chance_loss": view.chance_loss,
+            "accuracy": view.latest("accuracy"),
+            "val_loss": last_evaluation.val_loss if last_evaluation else None,
+            "score": last_evaluation.score if last_evaluation else None,
+            "best_score": view.best.score if view.best else None,
+            "best_step": view.best.step if view.best else None,
+            "lr": view.latest("lr"),
+            "temperature": view.latest("temperature"),
+            "grad_norm": view.latest("grad_norm"),
+            "images_per_s": view.images_per_s,
+            "images_per_s_at_start": view.images_per_s_at_start,
+            "phase_shares": view.phase_shares(),
+            "elapsed_s": view.elapsed_s,
+            "eta_s": self.eta_s,
+            "system": {key: value for key, value in view.system.items() if key not in ("kind", "time_s", "elapsed_s")},
+            "last_checkpoint_step": view.checkpoints[-1].get("step") if view.checkpoints else None,
+            "alerts": [vars(alert) for alert in self.alerts],
+        }
+
+
+class RunWatcher:
+    """`look` as often as wanted; silence is measured from look to look, on the caller's monotonic clock."""
+
+    def __init__(self, run: RunDir) -> None:
+        self.run = run
+        self._tail = MetricsTail(run.metrics_file)
+        self._view = RunView()
+        self._heartbeat: tuple[float, float] | None = None  # its value, and when it was first seen
+        self._progress: tuple[int, float] | None = None  # rows, and when that many were first seen
+
+    def look(self, now_s: float) -> Snapshot:
+        self._read()
+        status = self.run.status()
+        quiet = self._quiet(status, now_s)
+        step_s = self._view.latest("step_s")
+        state = run_state(status, probe(status) if status else "dead", quiet, step_s)
+        config = _config(self.run)
+        total_steps = status.total_steps if status else 0
+        facts = Facts(
+            total_steps=total_steps,
+            warmup_steps=config.optim.warmup_of(total_steps),
+            loss=config.train.loss,
+            loss_floor=_loss_floor(self.run),
+            lr=config.optim.lr,
+            silence_s=max(quiet.heartbeat_s, quiet.progress_s) if state == "stalled" else 0.0,
+        )
+        alerts = diagnose(self._view, facts)
+        return Snapshot(self.run.name, self.run.path, state, status, self._view, facts, config.train.epochs, alerts)
+
+    def _read(self) -> None:
+        starts_over, chunks = self._tail.poll()
+        if starts_over:
+            self._view = RunView()
+        for rows in chunks:
+            for row in rows.others:
+                if row.get("kind") == metrics.HEADER and number(row.get("schema")) > metrics.SCHEMA:
+                    message = f"{self.run.metrics_file} has schema {row['schema']}, this clipctl reads {metrics.SCHEMA}"
+                    raise RunError(message, "upgrade clipctl")
+            self._view.fold(rows)
+
+    def _quiet(self, status: RunStatus | None, now_s: float) -> Quiet:
+        heartbeat = status.heartbeat_s if status else 0.0
+        if self._heartbeat is None or self._heartbeat[0] != heartbeat:
+            self._heartbeat = (heartbeat, now_s)
+        if self._progress is None or self._progress[0] != self._view.rows_of_progress:
+            self._progress = (self._view.rows_of_progress, now_s)
+        return Quiet(now_s - self._heartbeat[1], now_s - self._progress[1])
+
+
+def _config(run: RunDir) -> configs.TrainConfig:
+    """The run's settings; the defaults where they cannot be read, so that a damaged file hides nothing else."""
+    try:
+        return configs.resolve([configs.load_yaml(run.config_file)])
+    except ClipctlError:
+        return configs.TrainConfig()
+
+
+def _loss_floor(run: RunDir) -> float:
+    value = number(run.read_environment().get("loss_floor"))
+    return value if value > 0 else 0.0
