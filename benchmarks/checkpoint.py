@@ -18,11 +18,14 @@ from pathlib import Path
 import torch
 
 from clipctl.config import Layer, resolve
+from clipctl.runs.checkpoints import NEEDED
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training.loop import make_state
 from clipctl.training.plan import make_plan
 from clipctl.training.state import nonfinite_tensors, write_checkpoint
+
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"  # as a safetensors file
 
 
 def trained_state():
@@ -72,7 +75,10 @@ def list_time(directory, rounds):
     store = CheckpointStore(run, keep_last=1000)
     for step in range(200):
         store.save(
-            lambda path: (path / "state.json").write_text("{}") and None, step=step, epoch=step, metrics={"score": 0.5}
+            lambda path: [(path / name).write_bytes(NO_TENSORS) for name in NEEDED] and None,
+            step=step,
+            epoch=step,
+            metrics={"score": 0.5},
         )
     command = [sys.executable, "-m", "clipctl", "checkpoint", "list", "--runs-dir", str(directory)]
     return [seconds(lambda: subprocess.run(command, check=True, capture_output=True)) for _ in range(rounds)]

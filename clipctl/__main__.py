@@ -2,6 +2,7 @@
 
 import os
 import signal
+from contextlib import suppress
 from types import FrameType
 
 
@@ -16,7 +17,8 @@ def main() -> None:
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
-    os.write(2, b"error: interrupted\n" if number == signal.SIGINT else b"error: terminated\n")
+    with suppress(OSError):
+        os.write(2, b"error: interrupted\n" if number == signal.SIGINT else b"error: terminated\n")
     os._exit(128 + number)
 
 

@@ -119,9 +119,10 @@ def test_a_missing_device_ends_with_4():
 
 def test_a_run_that_exists_is_left_alone(tmp_path):
     (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "config.yaml").write_text("preset: tiny\n")
     done = invoke("train", *SETTINGS, "--runs-dir", tmp_path, "--name", "mine")
     assert done.exit_code == 2 and "run already exists" in done.stderr
-    assert list((tmp_path / "mine").iterdir()) == []
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["config.yaml"]
 
 
 def test_a_directory_that_cannot_be_written(tmp_path):

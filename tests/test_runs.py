@@ -1,19 +1,21 @@
+import errno
 import hashlib
 import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
 
 from clipctl.errors import CheckpointError, RunError
-from clipctl.runs import checkpoints, metrics
+from clipctl.runs import checkpoints, metrics, retention
 from clipctl.runs.checkpoints import read_checkpoint
 from clipctl.runs.files import replaced
 from clipctl.runs.metrics import MetricsWriter, read_rows
 from clipctl.runs.rundir import RunDir
-from clipctl.runs.store import CheckpointStore
+from clipctl.runs.store import CheckpointStore, parse_reference
 
 # --- files ----------------------------------------------------------------------------------------------------
 
@@ -161,13 +163,21 @@ def store(run):
     return CheckpointStore(run)
 
 
-def save(store, step, score=0.5, val_loss=1.0, content=b"{}", **attempt):
+NO_TENSORS = (2).to_bytes(8, "little") + b"{}"  # as a safetensors file
+
+
+def save(store, step, score=0.5, val_loss=1.0, content=b"{}", **beginnings):
+    def write(directory):
+        (directory / checkpoints.STATE).write_bytes(content)
+        for name in (checkpoints.MODEL, checkpoints.OPTIMIZER):
+            (directory / name).write_bytes(NO_TENSORS)
+
     return store.save(
-        lambda directory: (directory / "state.json").write_bytes(content) and None,
+        write,
         step=step,
         epoch=step,
         metrics={"score": score, "val_loss": val_loss},
-        **attempt,
+        **beginnings,
     )
 
 
@@ -221,10 +231,10 @@ def test_the_last_two_and_the_best_are_kept(run):
 
 def test_a_step_saved_again_replaces_the_older_one_only_when_it_is_there(run, store):
     save(store, 3, content=b"{}")
-    again = save(store, 3, content=b"[]", attempt=2, attempt_step=3)
+    again = save(store, 3, content=b"[]", beginnings=((1, 0), (2, 3)))
     assert store.all() == [again] and again.path.name == "step-00000003.1"
-    assert save(store, 3, attempt=2, attempt_step=3).path.name == "step-00000003"
-    assert len(store.all()) == 1
+    third = save(store, 3, beginnings=((1, 0), (2, 3)))
+    assert store.all() == [third] and third.path.name == "step-00000003.2" and third.path.is_dir()
 
 
 def test_a_course_that_was_left_does_not_count_as_last(run):
@@ -232,11 +242,53 @@ def test_a_course_that_was_left_does_not_count_as_last(run):
     store = CheckpointStore(run, keep_last=2, keep_best=1)
     for step in (2, 5, 6):
         save(CheckpointStore(run, keep_last=9), step, score=0.9 if step == 5 else 0.1)
-    save(store, 3, score=0.2, attempt=2, attempt_step=2)
+    save(store, 3, score=0.2, beginnings=((1, 0), (2, 2)))
     last, best = store.last(), store.best()
     assert last is not None and last.step == 3
     assert best is not None and best.step == 5
     assert steps(store) == [2, 3, 5]  # the last two of the new course, and the best of all
+
+
+def test_a_course_stays_left_when_what_left_it_is_gone(run):
+    """Attempt 2 went back to 20, attempt 3 went on from its 60; 40 is not on it, even if none of attempt 2 is kept."""
+    save(CheckpointStore(run, keep_last=9), 40, score=0.9)
+    store = CheckpointStore(run, keep_last=2)
+    save(store, 60, score=0.1, beginnings=((1, 0), (2, 20)))
+    for step in (80, 100):
+        save(store, step, score=0.1, beginnings=((1, 0), (2, 20), (3, 60)))
+    assert steps(store) == [40, 80, 100]
+    assert [checkpoint.step for checkpoint in retention.course(store.all())] == [80, 100]
+
+
+def test_a_manifest_that_the_system_refuses_is_not_taken_for_damage(run, store, monkeypatch):
+    save(store, 1, score=None)
+    save(store, 2, score=None)
+
+    def refuse(path, limit_bytes):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(checkpoints, "read_bounded", refuse)
+    assert [entry.kind for entry in store.inventory()] == ["strange", "strange"] and not store.prunable()
+
+
+def test_readers_of_a_live_run_see_no_damage(run):
+    """While checkpoints come and go, what is listed is whole or not listed."""
+    done, seen = threading.Event(), []
+
+    def write():
+        store = CheckpointStore(run, keep_last=1, keep_best=0)
+        for step in range(1, 150):
+            save(store, step)
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while not done.is_set():
+        for entry in CheckpointStore(run).inventory():
+            problems = entry.checkpoint.problems() if entry.checkpoint else []
+            seen += [problem for problem in problems if entry.path.exists() and entry.size_bytes]
+    writer.join()
+    assert not seen
 
 
 def test_one_that_lost_a_file_does_not_count_among_the_last(run, store):
@@ -248,14 +300,45 @@ def test_one_that_lost_a_file_does_not_count_among_the_last(run, store):
 
 def test_checkpoints_of_another_run_are_never_touched(run, store):
     save(store, 1)
-    foreign = run.checkpoints_dir / "step-00000900"
+    foreign, renamed = run.checkpoints_dir / "step-00000900", run.checkpoints_dir / "step-00000800"
+    save(store, 700).path.rename(renamed)
     save(CheckpointStore(RunDir.create(run.path.parent, "tiny", "other")), 900).path.rename(foreign)
     for step in (2, 3, 4):
         save(store, step, score=None)
-    assert foreign.is_dir() and steps(store) == [1, 3, 4]
+    assert foreign.is_dir() and renamed.is_dir() and steps(store) == [1, 3, 4]
     last = store.last()
     assert last is not None and last.step == 4
-    assert "another run, other" in store.inventory()[-1].problems[0]
+    problems = [entry.problems[0] for entry in store.inventory()[-2:]]
+    assert "it is of step 700" in problems[0] and "another run, other" in problems[1]
+
+
+def test_the_best_of_a_course_that_was_left_survives_the_same_step(run):
+    store = CheckpointStore(run, keep_last=1, keep_best=1)
+    best = save(store, 12, score=0.9)
+    save(store, 12, score=0.1, beginnings=((1, 0), (2, 6)))
+    assert store.best() == best and best.path.is_dir()
+
+
+@pytest.mark.parametrize("name", ["metrics_file", "status_file", "environment_file"])
+def test_pipes_are_not_waited_for(run, name):
+    os.mkfifo(getattr(run, name))
+    assert (run.run_id, run.status(), run.read_environment()) == ("run-1", None, {})
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"attempt": 1.5}', "x"])
+def test_a_status_that_is_none(run, text):
+    run.write_status("running", attempt=1, step=3, total_steps=10)
+    document = json.loads(run.status_file.read_text())
+    run.status_file.write_text(json.dumps({**document, **json.loads(text)}) if text.startswith("{") else text)
+    assert run.status() is None
+
+
+def test_a_name_with_an_at_sign_is_a_name(tmp_path):
+    for name in ("a", "a@12"):
+        RunDir.create(tmp_path, "tiny", name).write_config("preset: tiny\n")
+    assert parse_reference(tmp_path, "a@12") == ("a@12", None)
+    assert parse_reference(tmp_path, "a@13") == ("a", "13")
+    assert parse_reference(tmp_path, "a@best") == ("a", "best")
 
 
 def test_a_renamed_run_still_owns_its_checkpoints(run):
@@ -290,7 +373,15 @@ def test_a_newer_schema_is_refused_by_name(store):
         {"step": "7"},
         {"step": True},
         {"metrics": [1]},
+        {"metrics": {"score": "x"}},
+        {"beginnings": []},
+        {"beginnings": [[1]]},
+        {"beginnings": [[1, "0"]]},
         {"surprise": 1},
+        {"saved_s": 10**401},
+        {"metrics": {"score": 10**401}},
+        {"metrics": {"\ud800": 1.0}},
+        {"files": {"\ud800": {"size_bytes": 1, "sha256": ""}}},
     ],
 )
 def test_manifests_that_lie(store, changes):

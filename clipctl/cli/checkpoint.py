@@ -51,7 +51,10 @@ def verify(
     """Check every byte against its sha256; exit 3 if anything is damaged."""
     root, documents = runs_root(runs_dir), []
     for name, entry in find_entries(root, what or []):
-        documents.append(entry_document(name, replace(entry, problems=tuple(all_problems(entry, deep=deep)))))
+        problems = tuple(all_problems(entry, deep=deep))
+        if problems and not entry.path.exists():
+            continue  # the run is live and has retired it meanwhile
+        documents.append(entry_document(name, replace(entry, problems=problems)))
         if not json:
             render.data().print(render.verdict_line(documents[-1]), soft_wrap=True)
     if json:
@@ -76,10 +79,11 @@ def prune(
         try:
             with run.locked():  # a live run keeps its own house
                 store = CheckpointStore(run, keep_last=keep_last, keep_best=keep_best)
-                entries = store.prunable()
-                documents += [entry_document(run.name, entry) for entry in entries]
-                if yes:
-                    store.prune(entries)
+                for entry in store.prunable():
+                    document = entry_document(run.name, entry)
+                    if yes:
+                        store.prune(entry)
+                    documents.append(document)
         except RunError as error:
             if runs:
                 raise
@@ -145,8 +149,16 @@ def find_entries(root: Path, texts: list[str]) -> Iterator[tuple[str, Entry]]:
             entries = (entry for entry in CheckpointStore(run).inventory() if entry.kind != "incomplete")
             yield from ((run.name, entry) for entry in entries)
         else:
-            checkpoint = find_checkpoint(root, text)
-            yield checkpoint.manifest.run_id, Entry(checkpoint.path, "ours", checkpoint)
+            yield find_entry(find_checkpoint(root, text))
+
+
+def find_entry(checkpoint: "Checkpoint") -> tuple[str, Entry]:
+    """A checkpoint as its run sees it; one that lies elsewhere stands for itself."""
+    run = RunDir(checkpoint.path.absolute().parents[1])
+    for entry in CheckpointStore(run).inventory() if RunDir.is_run(run.path) else ():
+        if entry.path.name == checkpoint.path.name:
+            return run.name, entry
+    return checkpoint.manifest.run_id, Entry(checkpoint.path, "ours", checkpoint)
 
 
 def find_run(root: Path, text: str) -> RunDir | None:
@@ -191,6 +203,7 @@ def entry_document(run: str, entry: Entry) -> dict[str, Any]:
         "best": entry.is_best,
         "last": entry.is_last,
         "incomplete": entry.kind == "incomplete",
+        "damaged": entry.kind in ("ours", "unreadable") and bool(entry.problems),
         "valid": entry.kind == "ours" and not entry.problems,
         "problems": list(entry.problems),
     }

@@ -22,19 +22,34 @@ if TYPE_CHECKING:
     from clipctl.training.plan import TrainPlan
 
 
+class PlainConsole(Console):
+    def on_broken_pipe(self) -> None:
+        """Rich would end the program; whoever prints shall decide."""
+        raise BrokenPipeError
+
+
 def prose() -> Console:
     """For people: progress, warnings, errors."""
-    return Console(stderr=True, highlight=False)
+    return PlainConsole(stderr=True, highlight=False)
 
 
 def data() -> Console:
     """For what a command was asked to tell."""
-    return Console(highlight=False)
+    return PlainConsole(highlight=False)
 
 
 def print_json(command: str, document: dict[str, Any]) -> None:
-    json.dump({"schema": f"clipctl.{command}/1", **document}, sys.stdout, indent=2)
+    json.dump(finite({"schema": f"clipctl.{command}/1", **document}), sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
+
+
+def finite(value: Any) -> Any:
+    """The same document with null for numbers that JSON does not know."""
+    if isinstance(value, dict):
+        return {key: finite(inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def size(count_bytes: float) -> str:
@@ -63,7 +78,9 @@ def count(number: int) -> str:
 
 def plain(text: str, style: str = "") -> Text:
     """Text from outside: no markup, and no codes that the terminal would obey."""
-    return Text(re.sub(r"[^\n -~\u00a0-\U0010ffff]", lambda match: ascii(match[0])[1:-1], text), style=style)
+    return Text(
+        re.sub(r"[^\n -~\u00a0-\ud7ff\ue000-\U0010ffff]", lambda match: ascii(match[0])[1:-1], text), style=style
+    )
 
 
 def percent(share: float | None) -> str:
@@ -187,7 +204,7 @@ def checkpoint_lines(documents: "list[dict[str, Any]]") -> Text:
     rows = [("run", "step", "epoch", "score", "size", "age", "")]
     for one in documents:
         flags = [word for word in ("best", "last", "incomplete") if one[word]]
-        flags += [f"damaged: {problem}" for problem in one["problems"]]
+        flags += [f"{'damaged: ' if one['damaged'] else ''}{problem}" for problem in one["problems"]]
         epoch = "–" if one["epoch"] is None else str(one["epoch"])
         numbers = (str(one["step"]), epoch, percent(one["score"]), size(one["size_bytes"]), age(one["saved_s"]))
         rows.append((one["run"], *numbers, ", ".join(flags)))
@@ -206,7 +223,8 @@ def checkpoint_lines(documents: "list[dict[str, Any]]") -> Text:
 
 def verdict_line(document: dict[str, Any]) -> Text:
     problems = "; ".join(document["problems"])
-    verdict = plain(f"damaged: {problems}", style="red") if problems else Text("ok", style="green")
+    word = "damaged" if document["damaged"] else "not checked"
+    verdict = plain(f"{word}: {problems}", style="red") if problems else Text("ok", style="green")
     return plain(f"{document['run']}  step {document['step']}  {size(document['size_bytes'])}  ") + verdict
 
 

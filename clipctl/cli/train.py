@@ -1,6 +1,5 @@
 """clipctl train"""
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -95,7 +94,8 @@ def train(
         else:
             render.data().print(render.plan_table(plan))
         return
-    if problem := plan.memory_problem() or plan.disk_problem(disk.free_bytes(root)):
+    place, copies = (run.path, 1) if checkpoint else (root, 2)  # a run that has one needs room for one more
+    if problem := plan.memory_problem() or plan.disk_problem(disk.free_bytes(place), copies):
         raise problem
     if resume is None:
         run = RunDir.create(root, plan.config.preset, name)
@@ -124,14 +124,15 @@ def asked_layers(file: Path | None, flags: dict[str, tuple[str, str | None]], as
 
 
 def find_resumption(root: Path, text: str, layers: "list[Layer]", allow_change: bool) -> "tuple[RunDir, Resumption]":
-    """The run that RUN or RUN@STEP names, locked, and how it goes on."""
+    """The run that RUN, RUN@best or RUN@STEP names, locked, and how it goes on."""
     from clipctl.runs.rundir import RunDir
+    from clipctl.runs.store import parse_reference
     from clipctl.training.resume import prepare_resumption
 
-    named, _, step = text.rpartition("@") if re.search(r"@\d+$", text) else (text, "", "")
+    named, which = parse_reference(root, text)
     run = RunDir.find(root, named) if named else RunDir.newest_unfinished(root)
     run.acquire()
-    return run, prepare_resumption(run, layers, step=int(step) if step else None, allow_change=allow_change)
+    return run, prepare_resumption(run, layers, which=which, allow_change=allow_change)
 
 
 class TerminalWatcher:

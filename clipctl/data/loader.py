@@ -1,5 +1,6 @@
 """Pairs to batches, in this process or in workers."""
 
+import itertools
 import re
 import signal
 import threading
@@ -23,6 +24,7 @@ from clipctl.data.tokenizers import CharacterTokenizer
 from clipctl.errors import TrainingError
 
 PREFETCH_BATCHES = 2
+TICK_S = 0.5
 WORKER_TIMEOUT_S = 120.0  # for a batch; longer than any disk takes that still works
 
 _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
@@ -132,10 +134,11 @@ class TrainLoader:
 
     def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
         self._sampler.start(epoch, first_batch)
-        with _signals_held():  # workers are started here the first time
+        timeout_s = self._timeout_s if self._loader.num_workers else None
+        with _signals_held(), _alarm(timeout_s):  # workers are started here the first time, later asked to go on
             batches = iter(self._loader)
         while True:
-            with _alarm(self._timeout_s if self._loader.num_workers else None):
+            with _alarm(timeout_s):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -174,16 +177,20 @@ def _alarm(seconds: float | None) -> Iterator[None]:
     """Raise WorkerSilentError if the block takes longer; None: it may take forever.
 
     Torch's own timeout covers waiting for a message but not reading it, and a worker may stop in the middle of one.
+    The time is counted in ticks, of which none come while the trainer itself is put to sleep.
     """
     if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def ring(number: int, frame: FrameType | None) -> None:
-        raise WorkerSilentError
+    ticks = itertools.count(1)
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    def tick(number: int, frame: FrameType | None) -> None:
+        if next(ticks) * TICK_S >= seconds:
+            raise WorkerSilentError
+
+    before = signal.signal(signal.SIGALRM, tick)
+    signal.setitimer(signal.ITIMER_REAL, TICK_S, TICK_S)
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ checkpoints/step-00000120/{manifest.json, model.safetensors, optimizer.safetenso
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -21,8 +22,10 @@ MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
+NEEDED = (MODEL, OPTIMIZER, STATE)
 
 DIRECTORY_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")  # .1: the same step, saved again
+_FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MANIFEST_LIMIT_BYTES = 1_000_000
 _STATE_LIMIT_BYTES = 16_000_000
 
@@ -39,12 +42,11 @@ class Manifest:
 
     schema: int
     run_id: str
-    attempt: int  # of the run, 1 for the first; a resume begins the next
-    attempt_step: int  # at which that attempt began
+    beginnings: list[list[int]]  # the attempts that led here: the number of each, and the step at which it began
     step: int
     epoch: int
     saved_s: float  # since 1970, for people; nothing is ordered by it
-    metrics: dict[str, float | None]  # on the held-out pairs; `score` and `val_loss` decide which one is best
+    metrics: dict[str, float]  # on the held-out pairs; `score` and `val_loss` decide which one is best
     files: dict[str, FileSum]
 
     def to_json(self) -> bytes:
@@ -52,6 +54,25 @@ class Manifest:
         values = asdict(self)
         digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
         return (json.dumps({**values, "sha256": digest}, indent=2) + "\n").encode()
+
+    @property
+    def attempt(self) -> int:
+        """1 for the first; a resume begins the next."""
+        return self.beginnings[-1][0]
+
+    def _check_types(self) -> None:
+        pairs = self.beginnings if isinstance(self.beginnings, list) else []
+        if not pairs or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
+            raise ValueError("it does not say how the run came here")
+        sizes = (file.size_bytes for file in self.files.values())
+        numbers = (self.step, self.epoch, *sizes, *(number for pair in pairs for number in pair))
+        if not all(type(number) is int and number >= 0 for number in numbers):
+            raise ValueError("its numbers are none")
+        values = self.metrics.values() if isinstance(self.metrics, dict) else [None]
+        if not all(type(value) in (int, float) and abs(value) < 1e300 for value in (self.saved_s, *values)):
+            raise ValueError("its metrics are none")
+        if not all(isinstance(key, str) and key.isprintable() for key in (self.run_id, *self.metrics)):
+            raise ValueError("its names are none")
 
     @classmethod
     def from_json(cls, text: bytes) -> "Manifest":
@@ -67,14 +88,9 @@ class Manifest:
             manifest = cls(**{**values, "files": files})
         except (TypeError, KeyError, AttributeError):
             raise ValueError("it lacks what a manifest says") from None
-        if any(Path(name).name != name or name in ("..", MANIFEST) for name in files):
+        if not all(_FILE_NAME.fullmatch(name) and name != MANIFEST for name in files):
             raise ValueError("it names files outside of its directory")
-        numbers = (manifest.attempt, manifest.attempt_step, manifest.step, manifest.epoch)
-        sizes = (file.size_bytes for file in files.values())
-        if not all(type(number) is int and number >= 0 for number in (*numbers, *sizes)):
-            raise ValueError("its numbers are none")
-        if not isinstance(manifest.metrics, dict) or not isinstance(manifest.saved_s, int | float):
-            raise ValueError("its metrics are none")
+        manifest._check_types()
         if manifest.to_json() != text:
             raise ValueError("it is not as it was written, by its own sha256")
         return manifest
@@ -100,13 +116,15 @@ class Checkpoint:
         return sum(file.size_bytes for file in self.manifest.files.values())
 
     def gross_problems(self) -> list[str]:
-        """What can be seen without reading the files: missing ones, other sizes."""
-        return [problem for name in self.manifest.files for problem in self._gross_problems(name)]
+        """What can be seen without reading the files: missing ones, other sizes. Raises OSError if the system refuses
+        to tell, which says nothing about the checkpoint."""
+        return self._unlisted() + [problem for name in self.manifest.files for problem in self._gross_problems(name)]
 
     def problems(self) -> list[str]:
         """What differs between the files and the manifest; empty means every byte is as it was written."""
         with ThreadPoolExecutor() as pool:  # hashing lets other threads run
-            return [problem for found in pool.map(self._file_problems, self.manifest.files) for problem in found]
+            found = pool.map(self._file_problems, self.manifest.files)
+            return self._unlisted() + [problem for problems in found for problem in problems]
 
     def verified(self) -> "Checkpoint":
         """This checkpoint, after every byte was checked."""
@@ -130,21 +148,29 @@ class Checkpoint:
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path / STATE} cannot be read: {error}") from None
 
+    def _unlisted(self) -> list[str]:
+        return [f"{MANIFEST} does not list {name}" for name in NEEDED if name not in self.manifest.files]
+
     def _gross_problems(self, name: str) -> Iterator[str]:
-        path, expected = self.path / name, self.manifest.files[name]
-        if path.is_symlink():
-            yield f"{name} is a symbolic link"
-        elif not path.is_file():
+        try:
+            status = (self.path / name).lstat()
+        except (FileNotFoundError, NotADirectoryError):
             yield f"{name} is missing"
-        elif (size := path.stat().st_size) != expected.size_bytes:
-            yield f"{name} has {size} bytes, expected {expected.size_bytes}"
+            return
+        expected = self.manifest.files[name].size_bytes
+        if stat.S_ISLNK(status.st_mode):
+            yield f"{name} is a symbolic link"
+        elif not stat.S_ISREG(status.st_mode):
+            yield f"{name} is not a plain file"
+        elif status.st_size != expected:
+            yield f"{name} has {status.st_size} bytes, expected {expected}"
 
     def _file_problems(self, name: str) -> list[str]:
         """The cheap checks first: a hostile file is not worth hashing."""
-        if found := list(self._gross_problems(name)):
-            return found
         path = self.path / name
         try:
+            if found := list(self._gross_problems(name)):
+                return found
             if path.suffix == ".safetensors":
                 read_header(path)
             if sha256(path) != self.manifest.files[name].sha256:
@@ -165,7 +191,7 @@ def read_checkpoint(path: Path) -> Checkpoint:
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}") from None
     except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}") from None
+        raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}") from error
 
 
 def sha256(path: Path) -> str:

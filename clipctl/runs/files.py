@@ -1,5 +1,6 @@
 """Files and directories that appear whole or not at all, and files that are opened only if they are plain files."""
 
+import errno
 import json
 import os
 import shutil
@@ -49,11 +50,11 @@ def open_plain(path: Path) -> BinaryIO:
     if path.is_symlink():
         raise OSError(f"{path.name} is a symbolic link")
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    file = os.fdopen(os.open(path, flags), "rb", buffering=0)
-    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-        file.close()
+    descriptor = os.open(path, flags)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
         raise OSError(f"{path.name} is not a plain file")
-    return file
+    return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def read_bounded(path: Path, limit_bytes: int) -> bytes:
@@ -84,6 +85,9 @@ def sync_directory(path: Path) -> None:
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
+        except OSError as error:  # some network filesystems cannot do it for directories
+            if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
+                raise
         finally:
             os.close(descriptor)
 

@@ -6,8 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
+
+from clipctl.errors import RunError
 
 SCHEMA = 1
 
@@ -29,6 +32,8 @@ class MetricsWriter:
     """Appends rows from any thread. Losing a row (full disk) is counted and never stops the training."""
 
     def __init__(self, path: Path, run_id: str) -> None:
+        if path.is_fifo():
+            raise RunError(f"{path} is a pipe, not a file")
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
         self._started = time.monotonic()
@@ -50,7 +55,8 @@ class MetricsWriter:
         return time.monotonic() - self._started
 
     def close(self) -> None:
-        os.close(self._descriptor)
+        with suppress(OSError):  # some network filesystems complain only now
+            os.close(self._descriptor)
 
     def _append(self, row: dict[str, Any]) -> None:
         nonfinite: list[str] = []

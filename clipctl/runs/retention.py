@@ -4,6 +4,7 @@ A run that was resumed from an older step leaves checkpoints behind that lie pas
 takes: the rows of metrics.jsonl are read by the same rule.
 """
 
+import itertools
 import math
 from collections.abc import Iterable, Mapping
 from typing import TypeGuard
@@ -12,23 +13,23 @@ from clipctl.runs.checkpoints import Checkpoint
 
 
 def course(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Those on the way to where the run is now, by step: no later attempt began before them."""
-    newest = _newest_of_each_step(checkpoints)
-    beginnings = {one.manifest.attempt: one.manifest.attempt_step for one in newest}
+    """The newest one and those that led to it, by step."""
+    everything = _newest_of_each_step(checkpoints)
+    if not everything:
+        return []
+    newest = max(everything, key=lambda one: (one.manifest.attempt, one.step))
+    beginnings = newest.manifest.beginnings
+    ends = {attempt: step for (attempt, _), (_, step) in itertools.pairwise(beginnings)}
+    ends[newest.manifest.attempt] = newest.step
     return sorted(
-        (
-            one
-            for one in newest
-            if not any(attempt > one.manifest.attempt and step < one.step for attempt, step in beginnings.items())
-        ),
-        key=lambda one: one.step,
+        (one for one in everything if one.step <= ends.get(one.manifest.attempt, -1)), key=lambda one: one.step
     )
 
 
 def ranked(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
     """Those with a score, the best one last; a course that was left can still hold the best."""
-    scored = [one for one in _newest_of_each_step(checkpoints) if _is_number(one.manifest.metrics.get("score"))]
-    return sorted(scored, key=lambda one: (*merit(one.manifest.metrics), one.step))
+    scored = [one for one in checkpoints if _is_number(one.manifest.metrics.get("score"))]
+    return sorted(scored, key=lambda one: (*merit(one.manifest.metrics), one.step, one.manifest.attempt, one.again))
 
 
 def kept(checkpoints: Iterable[Checkpoint], *, last: int, best: int) -> list[Checkpoint]:

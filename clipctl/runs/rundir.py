@@ -1,6 +1,7 @@
 """The run directory: what it is called, what lies in it, who may write to it. The only place that names files."""
 
 import difflib
+import functools
 import json
 import os
 import re
@@ -10,7 +11,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -19,12 +20,13 @@ import psutil
 from filelock import FileLock, Timeout
 
 from clipctl.errors import RunError
-from clipctl.runs.files import replaced, write_json
+from clipctl.runs.files import open_plain, read_bounded, replaced, write_json
 
 DEFAULT_ROOT = Path("runs")
 _NAME = re.compile(r"[\w][\w.@+=-]*", re.UNICODE)
 _MAX_NAME_BYTES = 200
-_HEADER_LIMIT_CHARACTERS = 10_000
+_HEADER_LIMIT_BYTES = 10_000
+_JSON_LIMIT_BYTES = 1_000_000
 
 State = Literal["running", "finished", "stopped", "failed"]
 
@@ -63,9 +65,9 @@ class RunDir:
     def run_id(self) -> str:
         """The name the run was started under; its directory may have been renamed since."""
         try:
-            with self.metrics_file.open(encoding="utf-8", errors="replace") as lines:
-                return str(json.loads(lines.readline(_HEADER_LIMIT_CHARACTERS))["run_id"])
-        except (OSError, ValueError, KeyError, TypeError):
+            with open_plain(self.metrics_file) as file:
+                return str(json.loads(file.read(_HEADER_LIMIT_BYTES).partition(b"\n")[0])["run_id"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
             return self.name
 
     @property
@@ -115,7 +117,9 @@ class RunDir:
     @staticmethod
     def _is_stillborn(path: Path) -> bool:
         """True for what a run leaves that was killed before it had written anything."""
-        return path.is_dir() and {inside.name for inside in path.iterdir()} <= {"run.lock", "checkpoints"}
+        if not path.is_dir():
+            return False
+        return {one.name for one in path.iterdir() if one.name[0] != "."} <= {"run.lock", "checkpoints"}
 
     @staticmethod
     def is_run(path: Path) -> bool:
@@ -194,7 +198,7 @@ class RunDir:
             step=step,
             total_steps=total_steps,
             pid=os.getpid(),
-            process_created_s=psutil.Process().create_time(),
+            process_created_s=_created_s(os.getpid()),
             host=socket.gethostname(),
             heartbeat_s=time.time(),
         )
@@ -204,16 +208,25 @@ class RunDir:
     def read_environment(self) -> dict[str, Any]:
         """On what the run was made, as far as it is known."""
         try:
-            document = json.loads(self.environment_file.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            document = json.loads(read_bounded(self.environment_file, _JSON_LIMIT_BYTES))
+        except (OSError, ValueError, RecursionError):
             return {}
         return document if isinstance(document, dict) else {}
 
     def status(self) -> RunStatus | None:
         try:
-            return RunStatus(**json.loads(self.status_file.read_text(encoding="utf-8")))
-        except (OSError, ValueError, TypeError):
+            document = json.loads(read_bounded(self.status_file, _JSON_LIMIT_BYTES))
+            kinds: dict[str, Any] = {"state": str, "host": str, "process_created_s": float, "heartbeat_s": float}
+            values = {field.name: document[field.name] for field in fields(RunStatus)}
+        except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
+        right = all(isinstance(value, kinds.get(name, int)) for name, value in values.items())
+        return RunStatus(**values) if right else None
+
+
+@functools.cache
+def _created_s(pid: int) -> float:
+    return psutil.Process(pid).create_time()
 
 
 def runs_root(given: Path | None) -> Path:

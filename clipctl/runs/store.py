@@ -3,12 +3,10 @@
 `best` and `last` are derived from the manifests, never stored: nothing can point to what is gone.
 """
 
-import itertools
 import math
-import os
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -31,7 +29,8 @@ from clipctl.runs.files import delete, discard, replaced, sync_file
 from clipctl.runs.rundir import RunDir
 
 # ours: the manifest can be read. unreadable: it cannot. incomplete: a save or deletion that is going on or was
-# interrupted. newer: of a later clipctl. strange: of another run, or a link. The last two are never touched.
+# interrupted. newer: of a later clipctl. strange: of another run or step, a link, or refused by the system. The last
+# two are never touched.
 Kind = Literal["ours", "unreadable", "incomplete", "newer", "strange"]
 
 
@@ -49,7 +48,10 @@ class Entry:
     @property
     def size_bytes(self) -> int:
         """What it takes on the disk, whole or not."""
-        return sum(path.lstat().st_size for path in self.path.iterdir()) if self.path.is_dir() else 0
+        try:
+            return sum(path.lstat().st_size for path in self.path.iterdir())
+        except OSError:  # the run is live and has just retired it
+            return 0
 
     @property
     def step(self) -> int:
@@ -72,9 +74,8 @@ class CheckpointStore:
         *,
         step: int,
         epoch: int,
-        metrics: dict[str, float | None],
-        attempt: int = 1,
-        attempt_step: int = 0,
+        metrics: Mapping[str, float | None],
+        beginnings: Sequence[tuple[int, int]] = ((1, 0),),
     ) -> Checkpoint:
         """Let `write_files` fill a directory that then appears whole; after that, retire old ones."""
         target = self._free_name(step)
@@ -84,8 +85,7 @@ class CheckpointStore:
             manifest = Manifest(
                 schema=SCHEMA,
                 run_id=self._run_id,
-                attempt=attempt,
-                attempt_step=attempt_step,
+                beginnings=[list(pair) for pair in beginnings],
                 step=step,
                 epoch=epoch,
                 saved_s=round(time.time(), 3),
@@ -102,28 +102,31 @@ class CheckpointStore:
         for path in self._directory.glob(".step-*"):
             delete(path)
 
-    def prune(self, entries: Sequence[Entry]) -> None:
+    def prune(self, entry: Entry) -> None:
         """Delete what `prunable` found. For the owner of the run's lock."""
-        for entry in entries:
-            if entry.kind == "incomplete":
-                delete(entry.path)
-            else:
-                discard(entry.path)
+        if entry.kind == "incomplete":
+            delete(entry.path)
+        else:
+            discard(entry.path)
 
     def _retire(self) -> None:
-        """Delete all but the last and the best ones. One that is not whole does not count as either."""
-        everything = self.all()
-        whole = [checkpoint for checkpoint in everything if not checkpoint.gross_problems()]
-        keep = retention.kept(whole, last=self._keep_last, best=self._keep_best)
-        for checkpoint in everything:
+        checkpoints = self.all()
+        keep = self._kept(checkpoints)
+        for checkpoint in checkpoints:
             if checkpoint not in keep:
                 discard(checkpoint.path)
 
+    def _kept(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
+        """The last and the best ones. One that is not whole does not count as either."""
+        whole = [checkpoint for checkpoint in checkpoints if not checkpoint.gross_problems()]
+        return retention.kept(whole, last=self._keep_last, best=self._keep_best)
+
     def _free_name(self, step: int) -> Path:
-        """Never the name of one that is there: the old one goes only after the new one has come."""
+        """Never the name of one that is there, and newer than theirs: the old one goes after the new one has come."""
         name = f"step-{step:08d}"
-        candidates = (self._directory / (f"{name}.{number}" if number else name) for number in itertools.count())
-        return next(path for path in candidates if not os.path.lexists(path))
+        matches = (DIRECTORY_NAME.fullmatch(path.name) for path in self._directory.glob(f"{name}*"))
+        numbers = [int(match[2] or 0) for match in matches if match]
+        return self._directory / (f"{name}.{max(numbers) + 1}" if numbers else name)
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -138,13 +141,19 @@ class CheckpointStore:
     def best(self) -> Checkpoint | None:
         return next(reversed(retention.ranked(self.all())), None)
 
-    def at(self, step: int) -> Checkpoint:
-        """The one of a step; the newest, if it was saved more than once."""
+    def named(self, which: str) -> Checkpoint:
+        """`best`, `last`, or that of a step; the newest, if it was saved more than once."""
+        if which in ("best", "last"):
+            checkpoint = self.best() if which == "best" else self.last()
+            if checkpoint is None:
+                lack = "checkpoint with a score" if which == "best" else "checkpoint"
+                raise CheckpointError(f"{self._directory.parent} has no {lack} yet")
+            return checkpoint
         checkpoints = self.all()
-        matches = [checkpoint for checkpoint in checkpoints if checkpoint.step == step]
+        matches = [checkpoint for checkpoint in checkpoints if checkpoint.step == int(which)]
         if not matches:
             steps = ", ".join(str(checkpoint.step) for checkpoint in checkpoints) or "none"
-            raise CheckpointError(f"the run has no checkpoint of step {step}", f"there are: {steps}")
+            raise CheckpointError(f"the run has no checkpoint of step {which}", f"there are: {steps}")
         return matches[-1]
 
     def verified(self, checkpoint: Checkpoint) -> Checkpoint:
@@ -178,20 +187,19 @@ class CheckpointStore:
         marked = [
             replace(
                 entry,
-                problems=entry.problems + tuple(entry.checkpoint.gross_problems() if entry.checkpoint else ()),
+                problems=(*entry.problems, *_gross_problems(entry)),
                 is_best=entry.checkpoint in best,
                 is_last=entry.checkpoint in last,
             )
             for entry in entries
+            if entry.path.is_dir()  # or the run is live and has retired it meanwhile
         ]
         return sorted(marked, key=lambda entry: (entry.step, entry.path.name))
 
     def prunable(self) -> list[Entry]:
         """What can go: all but the last, the best and the newest whole ones, and what is not this run's."""
         checkpoints = self.all()
-        whole = [checkpoint for checkpoint in checkpoints if not checkpoint.gross_problems()]
-        keep = retention.kept(whole, last=self._keep_last, best=self._keep_best)
-        keep += retention.kept(checkpoints, last=1, best=1)
+        keep = self._kept(checkpoints) + retention.kept(checkpoints, last=1, best=1)
         newest, _ = self.newest_valid()
         return [
             entry
@@ -215,10 +223,29 @@ class CheckpointStore:
         except NewerCheckpointError as error:
             return Entry(path, "newer", None, (str(error),))
         except CheckpointError as error:
-            return Entry(path, "unreadable", None, (str(error),))
+            # An error of the system says nothing about the checkpoint, which may be fine tomorrow.
+            passing = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
+            return Entry(path, "strange" if passing else "unreadable", None, (str(error),))
         if checkpoint.manifest.run_id != self._run_id:
             return Entry(path, "strange", checkpoint, (f"it belongs to another run, {checkpoint.manifest.run_id}",))
+        if checkpoint.step != Entry(path, "ours").step:
+            return Entry(path, "strange", checkpoint, (f"it is of step {checkpoint.step}, by its {MANIFEST}",))
         return Entry(path, "ours", checkpoint)
+
+
+def parse_reference(root: Path, text: str) -> tuple[str, str | None]:
+    """RUN@best, RUN@last or RUN@STEP as the run and which one; RUN alone, which may hold an @, leaves that open."""
+    match = re.fullmatch(r"(.*)@(best|last|\d{1,18})", text, re.DOTALL)
+    if match is None or RunDir.is_run(Path(text)) or RunDir.is_run(root / text):
+        return text, None
+    return match[1], match[2]
+
+
+def _gross_problems(entry: Entry) -> list[str]:
+    try:
+        return entry.checkpoint.gross_problems() if entry.checkpoint else []
+    except OSError as error:
+        return [f"it cannot be read: {error.strerror or error}"]
 
 
 def find_checkpoint(root: Path, text: str) -> Checkpoint:
@@ -226,18 +253,11 @@ def find_checkpoint(root: Path, text: str) -> Checkpoint:
     path = Path(text)
     if DIRECTORY_NAME.fullmatch(path.name) or (path / MANIFEST).exists():
         return read_checkpoint(path)
-    named, _, which = text.rpartition("@") if re.search(r"@(best|last|\d+)$", text) else (text, "", "last")
     if path.exists() and not RunDir.is_run(path):
         hint = "name one as RUN@best, RUN@last, RUN@STEP, or by its step-… directory"
         raise RunError(f"{text} is neither a checkpoint nor a run", hint)
-    store = CheckpointStore(run := RunDir.find(root, named))
-    if which.isdigit():
-        return store.at(int(which))
-    checkpoint = store.best() if which == "best" else store.last()
-    if checkpoint is None:
-        lack = "checkpoint with a score" if which == "best" else "checkpoint"
-        raise CheckpointError(f"{run.path} has no {lack} yet")
-    return checkpoint
+    named, which = parse_reference(root, text)
+    return CheckpointStore(RunDir.find(root, named)).named(which or "last")
 
 
 def _sums(directory: Path) -> dict[str, FileSum]:

@@ -40,10 +40,10 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
             prefix = file.read(8)
-            if _PICKLE.match(prefix):
-                raise ValueError("it is a pickle, which clipctl never opens")
             length = int.from_bytes(prefix, "little")
             if len(prefix) < 8 or length > min(size - 8, HEADER_LIMIT_BYTES):
+                if _PICKLE.match(prefix):
+                    raise ValueError("it looks like a pickle, which clipctl never opens")
                 raise ValueError(f"its header would have {length} bytes, the file has {size}")
             header = json.loads(file.read(length))
         return _tensors(header, 8 + length, size)
@@ -61,9 +61,9 @@ def _tensors(header: dict[str, Any], data_start: int, size: int) -> dict[str, Te
             continue
         first, last = entry["data_offsets"]
         shape = tuple(entry["shape"])
+        if len(shape) > 16 or not all(type(number) is int and 0 <= number < 2**63 for number in (*shape, first, last)):
+            raise ValueError(f"tensor {name[:80]!r} has no shape or place")
         info = TensorInfo(entry["dtype"], shape, data_start + first, data_start + last)
-        if not all(type(number) is int and number >= 0 for number in (*shape, first, last)):
-            raise ValueError(f"tensor {name!r} has the shape {shape} at {first} to {last}")
         if last - first != info.elements * BYTES_OF[info.dtype]:
             raise ValueError(f"tensor {name!r} of shape {shape} does not take {last - first} bytes")
         tensors[name] = info

@@ -6,11 +6,11 @@ from clipctl.config import Interval
 
 
 class SaveCadence:
-    """`due` says whether it is time. Minutes are counted from the last save, whatever it was made for."""
+    """`due` says whether it is time. Minutes are counted from the last try to save, whatever it was made for."""
 
     def __init__(self, every: Interval) -> None:
         self._every = every
-        self._saved = time.monotonic()
+        self._tried = time.monotonic()
 
     def due(self, *, step: int, epoch: int | None = None) -> bool:
         """At the end of an epoch `epoch` is given, the first is 1; within one it is None."""
@@ -20,7 +20,7 @@ class SaveCadence:
             case "s":
                 return step % self._every.count == 0
             case "m":
-                return time.monotonic() - self._saved >= 60 * self._every.count
+                return time.monotonic() - self._tried >= 60 * self._every.count
 
-    def saved(self) -> None:
-        self._saved = time.monotonic()
+    def tried(self) -> None:
+        self._tried = time.monotonic()

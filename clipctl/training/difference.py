@@ -14,7 +14,7 @@ class TensorChange:
     name: str
     shape_a: tuple[int, ...] | None  # None: it is not in the first
     shape_b: tuple[int, ...] | None
-    relative: float | None = None  # |b - a| / |a|; None where the shapes differ
+    relative: float | None = None  # |b - a| / |a|; None where the shapes differ, or a is zero and b is not
     largest: float | None = None  # of a single number
 
 
@@ -29,7 +29,7 @@ def tensor_changes(a: Path, b: Path) -> Iterator[TensorChange]:
                 continue
             before, after = (file.get_tensor(name).double() for file in (file_a, file_b))
             change, norm = after - before, float(before.norm())
-            relative = float(change.norm()) / norm if norm else (0.0 if not change.any() else float("inf"))
+            relative = float(change.norm()) / norm if norm else (None if change.any() else 0.0)
             largest = float(change.abs().max()) if change.numel() else 0.0
             yield TensorChange(name, shape_a, shape_b, relative, largest)
 

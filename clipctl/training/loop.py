@@ -4,7 +4,7 @@ import errno
 import math
 import signal
 import time
-from contextlib import ExitStack
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -14,12 +14,21 @@ from clipctl import config as configs
 from clipctl.config import Interval
 from clipctl.data.loader import PairDataset, TrainLoader, validation_batches
 from clipctl.data.sampling import EpochSampler
-from clipctl.errors import ClipctlError, DeviceError, ExitCode, RunError, SaveError, Stopped, TrainingError
+from clipctl.errors import (
+    CheckpointError,
+    ClipctlError,
+    DeviceError,
+    ExitCode,
+    RunError,
+    SaveError,
+    Stopped,
+    TrainingError,
+)
 from clipctl.hardware.devices import is_out_of_memory
 from clipctl.hardware.memory import keep_freed_memory, peak_rss_bytes
 from clipctl.model.clip import Clip
 from clipctl.runs import metrics
-from clipctl.runs.checkpoints import Checkpoint
+from clipctl.runs.checkpoints import STATE, Checkpoint
 from clipctl.runs.metrics import MetricsWriter
 from clipctl.runs.retention import merit
 from clipctl.runs.rundir import RunDir, State
@@ -147,12 +156,6 @@ def make_evaluator(plan: TrainPlan) -> Evaluator:
     return Evaluator(batches, [source.captions(index)[0] for index in range(len(source))])
 
 
-def _next_attempt(run: RunDir, resume_from: Checkpoint | None) -> int:
-    """One more than any that left a trace."""
-    status = run.status()
-    return 1 + max(status.attempt if status else 0, resume_from.manifest.attempt if resume_from else 0)
-
-
 class _Training:
     """One attempt at a run."""
 
@@ -160,13 +163,14 @@ class _Training:
         self, plan: TrainPlan, run: RunDir, watcher: Watcher, stop: StopSwitch, resume_from: Checkpoint | None
     ) -> None:
         self.plan, self.run, self.watcher, self.stop = plan, run, watcher, stop
-        self.attempt = _next_attempt(run, resume_from)
         self.state = make_state(plan)
         self.loader = make_loader(plan)
         self.evaluator = make_evaluator(plan)
         save = plan.config.save
         self.store = CheckpointStore(run, keep_last=save.keep_last, keep_best=save.keep_best)
+        run.checkpoints_dir.mkdir(exist_ok=True)
         self.store.sweep()
+        self.attempt = self._next_attempt()
         self.cadence = SaveCadence(Interval.parse(save.every))
         self.guard = NonfiniteGuard()
         self.evaluated_epochs = 0
@@ -174,25 +178,46 @@ class _Training:
         self.best: Evaluation | None = None
         self.epoch_window: StepWindow | None = None  # the steps of this epoch
         self.run_window: StepWindow | None = None  # the steps of this attempt
+        self.beginnings: list[tuple[int, int]] = []  # of the attempts that led here, and of this one
+        self.saved: tuple[int, int] | None = None  # step and evaluated epochs of the last checkpoint
+        if resume_from is not None:
+            self._restore(resume_from)
+        self.first_step = self.state.step
+        self.beginnings.append((self.attempt, self.first_step))
         run.write_config(configs.to_yaml(plan.config))
         run.write_tokenizer(plan.tokenizer.to_dict())
         run.write_environment(describe_environment(plan))
         self.writer = MetricsWriter(run.metrics_file, run.run_id)
-        if resume_from is not None:
-            self._restore(resume_from)
-        self.first_step = self.state.step
+        if self.attempt > 1:
+            self.writer.write(metrics.RESUME, {"step": self.first_step, "attempt": self.attempt})
         self.step_log = StepLog(self.writer, plan.device, self.guard)
         self.clock = PhaseClock(plan.device)
         self.started = self.reported = time.monotonic()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
         facts = read_checkpoint(self.state, checkpoint)
+        self.beginnings = [(attempt, step) for attempt, step in checkpoint.manifest.beginnings]
+        try:
+            self._restore_facts(facts)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{checkpoint.file(STATE)} lacks what a run needs: {error!r}") from None
+
+    def _restore_facts(self, facts: dict[str, Any]) -> None:
         self.evaluated_epochs = facts["evaluated_epochs"]
+        self.saved = (self.state.step, self.evaluated_epochs)
+        if self.state.step < self.plan.total_steps:
+            # A run that ended within an epoch was evaluated there; when it is made longer, the epoch goes on.
+            self.evaluated_epochs = min(self.evaluated_epochs, self.state.step // self.plan.steps_per_epoch)
         self.evaluation = Evaluation.from_dict(facts["evaluation"])
         self.best = Evaluation.from_dict(facts["best"])
         self.epoch_window = StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None
         self.guard.in_a_row = facts["skipped_in_a_row"]
-        self.writer.write(metrics.RESUME, {"step": self.state.step, "attempt": self.attempt})
+
+    def _next_attempt(self) -> int:
+        """One more than any that left a trace."""
+        status = self.run.status()
+        saved = (checkpoint.manifest.attempt for checkpoint in self.store.all())
+        return 1 + max(status.attempt if status else 0, *saved, 0)
 
     def carry_out(self) -> TrainSummary:
         with_children = self.plan.workers.value != 0
@@ -206,8 +231,10 @@ class _Training:
             self._run_epochs()
             outcome = "finished"
         except StopRequested:
+            self.loader.close()  # a worker that dies from here on is nobody's loss
             self._flush()
-            self._save()
+            if self.saved != (self.state.step, self.evaluated_epochs):
+                self._save()
             outcome = "stopped"
             raise self._stopped() from None
         except KeyboardInterrupt:
@@ -220,14 +247,14 @@ class _Training:
                 raise
             raise problem from error
         finally:
-            # Each of these happens whatever the others do: a device that failed once fails again when it is asked.
-            with ExitStack() as last_words:
-                last_words.callback(self._status, outcome)
-                last_words.callback(self.writer.close)
-                last_words.callback(self._write_end, outcome)
-                last_words.callback(self.step_log.flush)
-                last_words.callback(self.loader.close)
-                last_words.callback(recorder.stop)
+            # Each of these happens whatever the others do, and none of them hides how the training itself ended: a
+            # device that failed once fails again when it is asked.
+            for last_word in (recorder.stop, self.loader.close, self.step_log.flush):
+                with suppress(Exception):
+                    last_word()
+            self._write_end(outcome)
+            self.writer.close()
+            self._status(outcome)
         return self._summary(outcome)
 
     def _write_end(self, outcome: State) -> None:
@@ -308,7 +335,7 @@ class _Training:
         if now - self.reported < REPORT_INTERVAL_S and step != total_steps:
             return
         self.reported = now
-        self.watcher.progress(
+        self._tell(
             Progress(
                 step=step,
                 total_steps=total_steps,
@@ -335,12 +362,22 @@ class _Training:
         self.best = self.evaluation
         return True
 
+    def _tell(self, news: Progress | str) -> None:
+        """To the watcher, unless it has gone: a closed pipe or a full disk under its log ends no training."""
+        try:
+            if isinstance(news, str):
+                self.watcher.warn(news)
+            else:
+                self.watcher.progress(news)
+        except OSError:
+            self.watcher = Nobody()
+
     def _try_to_save(self) -> None:
         """Save; if that fails, say so and go on: space may be found before the next time, the work is still here."""
         try:
             self._save()
         except SaveError as error:
-            self.watcher.warn(f"{error}; the training goes on")
+            self._tell(f"{error}; the training goes on")
             self.writer.write(metrics.EVENT, {"step": self.state.step, "event": "save_failed", "message": str(error)})
 
     def _save(self) -> None:
@@ -357,12 +394,13 @@ class _Training:
                 step=self.state.step,
                 epoch=self.evaluated_epochs,
                 metrics=self.evaluation.to_dict() if self.evaluation and scored else {},
-                attempt=self.attempt,
-                attempt_step=self.first_step,
+                beginnings=self.beginnings,
             )
         except OSError as error:
             raise self._save_error(error) from error
-        self.cadence.saved()
+        finally:
+            self.cadence.tried()
+        self.saved = (self.state.step, self.evaluated_epochs)
         row = {
             "step": self.state.step,
             "epoch": self.evaluated_epochs,
@@ -389,19 +427,17 @@ class _Training:
         if not self.run.checkpoints_dir.is_dir():
             return RunError(f"{self.run.checkpoints_dir} is gone: step {self.state.step} cannot be saved")
         reason = error.strerror or str(error)
-        last = self.store.last()
-        older = f"the last one is that of step {last.step}" if last else "there is none yet"
+        older = f"the last one is that of step {self.saved[0]}" if self.saved else "there is none yet"
         hint = f"make room in {self.run.path}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
         return SaveError(f"the checkpoint of step {self.state.step} could not be saved ({reason}); {older}", hint)
 
     def _way_out(self) -> str:
         """What to do about a training that has diverged."""
         lower = f"--lr {self.plan.config.optim.lr / 2:g}"
-        last = self.store.last()
-        if last is None:
+        if self.saved is None:
             return f"there is no checkpoint yet; start again with {lower}"
         return (
-            f"the last good checkpoint is that of step {last.step}; go on from there with a lower rate: "
+            f"the last good checkpoint is that of step {self.saved[0]}; go on from there with a lower rate: "
             f"clipctl train --resume {self.run.handle} --allow-change {lower}"
         )
 

@@ -59,13 +59,14 @@ class TrainPlan:
         """Weights and both moments; the rest is small."""
         return self.memory.weights_bytes + self.memory.optimizer_bytes
 
-    def disk_problem(self, free_bytes: int) -> SaveError | None:
-        """Why the checkpoints of this plan have no place, if they have none: a new one must fit beside an old one."""
-        if free_bytes >= 2 * self.checkpoint_bytes:
+    def disk_problem(self, free_bytes: int, copies: int) -> SaveError | None:
+        """Why so many checkpoints have no place, if they have none: a new one must fit beside an old one."""
+        need_bytes = copies * self.checkpoint_bytes
+        if free_bytes >= need_bytes:
             return None
         return SaveError(
-            f"two checkpoints need about {2 * self.checkpoint_bytes / 2**20:,.0f} MiB "
-            f"and the disk has {free_bytes / 2**20:,.0f} MiB free",
+            f"{'a checkpoint needs' if copies == 1 else f'{copies} checkpoints need'} about {need_bytes / 2**20:,.1f} "
+            f"MiB and the disk has {free_bytes / 2**20:,.1f} MiB free",
             "make room, or pass --runs-dir on another disk",
         )
 

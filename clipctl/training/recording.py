@@ -4,6 +4,7 @@ import math
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import astuple, dataclass
 
 import torch
@@ -154,9 +155,10 @@ class SystemRecorder(threading.Thread):
         last = time.monotonic()
         while not self._stopped.wait(SYSTEM_INTERVAL_S):
             now = time.monotonic()
-            row = self._sensors.read(now - last)
+            with suppress(Exception):  # a sensor that fails must not look like a trainer that hangs
+                row = self._sensors.read(now - last)
+                self._writer.write(metrics.SYSTEM, {**row, "device_memory_bytes": self._device.allocated_bytes()})
             last = now
-            self._writer.write(metrics.SYSTEM, {**row, "device_memory_bytes": self._device.allocated_bytes()})
             self._heartbeat()
 
     def stop(self) -> None:

@@ -45,15 +45,15 @@ class Resumption:
         return self.step >= self.plan.total_steps
 
 
-def prepare_resumption(run: RunDir, asked: list[Layer], *, step: int | None, allow_change: bool) -> Resumption:
+def prepare_resumption(run: RunDir, asked: list[Layer], *, which: str | None, allow_change: bool) -> Resumption:
     """Verify the checkpoint and compare settings, data and machine, before anything is touched."""
     saved = configs.load_yaml(run.config_file)
     config = configs.resolve([saved, *asked])
     notes: list[str] = []
-    checkpoint = _choose(CheckpointStore(run), step, notes)
+    checkpoint = _choose(CheckpointStore(run), which, notes)
     if checkpoint is None:
         plan = make_plan(config)
-        notes += _compare(configs.resolve([saved]), config, allow_change=allow_change)
+        notes += _compare(configs.resolve([saved]), config, asked, allow_change=allow_change)
         return Resumption(plan, None, tuple(notes))
     facts = checkpoint.read_state()
     try:
@@ -61,7 +61,7 @@ def prepare_resumption(run: RunDir, asked: list[Layer], *, step: int | None, all
         fingerprint = facts["data_fingerprint"]
     except (KeyError, AttributeError):
         raise CheckpointError(f"{checkpoint.path} does not say with which settings it was made") from None
-    notes += _compare(before, config, allow_change=allow_change)
+    notes += _compare(before, config, asked, allow_change=allow_change)
     plan = make_plan(config)
     if fingerprint != plan.data_fingerprint and not allow_change:
         raise DataError(
@@ -78,14 +78,16 @@ def changed_keys(before: TrainConfig, after: TrainConfig) -> dict[str, tuple[Any
     return {key: (old[key], new[key]) for key in old if old[key] != new[key]}
 
 
-def _compare(before: TrainConfig, after: TrainConfig, *, allow_change: bool) -> list[str]:
+def _compare(before: TrainConfig, after: TrainConfig, asked: list[Layer], *, allow_change: bool) -> list[str]:
     notes, problems = [], []
     for key, (old, new) in changed_keys(before, after).items():
         if key in FREE_KEYS or allow_change:
             notes.append(f"{key} is {new} now, it was {old}")
         else:
-            hint = "leave it out to go on as before, or pass --allow-change"
-            problems.append(ConfigError(f"the run was started with {key} {old}, not {new}", hint))
+            was_asked = any(key in layer.values for layer in asked)
+            way_back = "leave it out" if was_asked else f"write {old} into the run's config.yaml"
+            hint = f"{way_back} to go on as before, or pass --allow-change"
+            problems.append(ConfigError(f"the checkpoint was made with {key} {old}, not {new}", hint))
     if problems:
         raise ConfigErrors(problems)
     return notes
@@ -116,13 +118,17 @@ def _at(document: Any, path: tuple[str, ...]) -> Any:
     return document
 
 
-def _choose(store: CheckpointStore, step: int | None, notes: list[str]) -> Checkpoint | None:
-    if step is not None:
-        return store.verified(store.at(step))
-    for entry in store.inventory():
+def _choose(store: CheckpointStore, which: str | None, notes: list[str]) -> Checkpoint | None:
+    if which is not None:
+        return store.verified(store.named(which))
+    entries = store.inventory()
+    for entry in entries:
         if entry.kind == "newer":
             raise NewerCheckpointError("; ".join(entry.problems), "upgrade clipctl, or name an older one: RUN@STEP")
     checkpoint, skipped = store.newest_valid()
+    strange = [f"{entry.path.name}: {'; '.join(entry.problems)}" for entry in entries if entry.kind == "strange"]
+    if checkpoint is None and strange:
+        raise CheckpointError(f"none of the run's checkpoints can be used: {'; '.join([*strange, *skipped])}")
     notes += [f"skipped damaged checkpoint {problem}" for problem in skipped]
     if checkpoint is None and skipped:
         raise CheckpointError(f"no checkpoint of the run is whole: {'; '.join(skipped)}")

@@ -16,7 +16,7 @@ from clipctl.errors import CheckpointError
 from clipctl.model.clip import Clip
 from clipctl.runs import checkpoints
 from clipctl.runs.checkpoints import Checkpoint
-from clipctl.runs.tensors import read_header
+from clipctl.runs.tensors import TensorInfo, read_header
 
 
 @dataclass
@@ -64,17 +64,29 @@ def read_checkpoint(state: TrainState, checkpoint: Checkpoint) -> dict[str, Any]
     checkpoint.verified()
     facts = checkpoint.read_state()
     model, optimizer = checkpoint.file(checkpoints.MODEL), checkpoint.file(checkpoints.OPTIMIZER)
-    _check_shapes(model, _model_tensors(state))
+    _check_shapes(model, {name: tuple(tensor.shape) for name, tensor in _model_tensors(state).items()})
+    _check_shapes(optimizer, _optimizer_shapes(state, read_header(optimizer)))
+    if facts.get("step") != checkpoint.step:
+        raise CheckpointError(f"{checkpoint.file(checkpoints.STATE)} is of step {facts.get('step')!r}")
     state.model.load_state_dict(load_file(model, device=str(state.device)))
     _restore_optimizer(state, load_file(optimizer))
-    state.step = facts["step"]
+    state.step = checkpoint.step
     return facts
 
 
-def _check_shapes(file: Path, expected: dict[str, Tensor]) -> None:
+def _optimizer_shapes(state: TrainState, header: dict[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
+    """What AdamW keeps for every parameter, once it has made a step, and the random states as they are there."""
+    shapes = {"rng.cpu": (0,)} | {name: info.shape for name, info in header.items() if name.startswith("rng.")}
+    if any(name.endswith(".exp_avg") for name in header):
+        for name, parameter in state.model.named_parameters():
+            shapes |= {f"{name}.{key}": tuple(parameter.shape) for key in ("exp_avg", "exp_avg_sq")}
+            shapes[f"{name}.step"] = ()
+    return shapes
+
+
+def _check_shapes(file: Path, wanted: dict[str, tuple[int, ...]]) -> None:
     """Compare a file's header with the model it is meant for, before a byte of it is loaded."""
     found = {name: info.shape for name, info in read_header(file).items()}
-    wanted = {name: tuple(tensor.shape) for name, tensor in expected.items()}
     for name in sorted(found.keys() | wanted.keys()):
         if found.get(name) != wanted.get(name):
             shapes = f"{name} is {_shape(found.get(name))}, expected {_shape(wanted.get(name))}"

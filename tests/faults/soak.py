@@ -147,7 +147,7 @@ def soak_damage(table: Table, original: RunDir, base: Path, chance: random.Rando
     """Damage one place in the newest checkpoint; it must be refused with the model untouched, and passed over."""
     damage = {"truncation": truncate, "flipped bit": flip_a_bit}[fault]
     run = RunDir(base / "run")
-    plan = prepare_resumption(original, [], step=None, allow_change=False).plan
+    plan = prepare_resumption(original, [], which=None, allow_change=False).plan
     state = loop.make_state(plan)
     before = [parameter.detach().clone() for parameter in state.model.parameters()]
     for _ in range(tries):
@@ -162,7 +162,7 @@ def soak_damage(table: Table, original: RunDir, base: Path, chance: random.Rando
             load_checkpoint(state, read_checkpoint(last.path))
         except CheckpointError:
             caught = all(torch.equal(old, new) for old, new in zip(before, state.model.parameters(), strict=True))
-        resumption = prepare_resumption(run, [], step=None, allow_change=False)
+        resumption = prepare_resumption(run, [], which=None, allow_change=False)
         passed_over = resumption.step < LAST_STEP and any(last.path.name in note for note in resumption.notes)
         table.add(fault, tries=1, survived=int(caught and passed_over), detail=f"{name}, {resumption.notes}")
 

@@ -69,6 +69,14 @@ def test_headers_that_lie_are_refused(tmp_path, content):
         read_header(tmp_path / "file.safetensors")
 
 
+@pytest.mark.parametrize("length", [640, 896, 1152, 1408])
+def test_an_honest_header_may_begin_like_a_pickle(tmp_path, length):
+    """Its length is written first, and 640 is 80 02 in hexadecimal."""
+    header = json.dumps({"a": tensor(0, 4)}).encode()
+    (tmp_path / "file").write_bytes(safetensors(header.ljust(length), bytes(4)))
+    assert read_header(tmp_path / "file")["a"].shape == (1,)
+
+
 @pytest.fixture
 def checkpoint(tmp_path):
     """One whose manifest is right about whatever its files are."""

@@ -11,6 +11,7 @@ import yaml
 from clipctl.data.sources.synthetic import SyntheticSource
 from clipctl.errors import DataError
 from clipctl.runs import checkpoints
+from clipctl.runs.metrics import read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training.resume import prepare_resumption
@@ -79,7 +80,9 @@ def test_changed_settings_are_named_and_refused(finished):
     code, _, stderr = finish(start(finished.path.parent, "--resume", "run", "--lr", "1e-5", "--seed", "3"))
     assert code == 2
     assert (
-        "the run was started with optim.lr" in stderr and "train.seed 0, not 3" in stderr and "--allow-change" in stderr
+        "the checkpoint was made with optim.lr" in stderr
+        and "train.seed 0, not 3" in stderr
+        and "--allow-change" in stderr
     )
 
 
@@ -98,7 +101,7 @@ def test_data_that_has_changed_is_named_and_refused(finished, monkeypatch):
     plain = SyntheticSource.captions
     monkeypatch.setattr(SyntheticSource, "captions", lambda self, index: [f"{plain(self, index)[0]}!"])
     with pytest.raises(DataError, match="has changed since the run was stopped"):
-        prepare_resumption(finished, [], step=None, allow_change=False)
+        prepare_resumption(finished, [], which=None, allow_change=False)
 
 
 def test_another_machine_is_named(finished):
@@ -135,6 +138,37 @@ def test_going_back_leaves_the_later_checkpoints_behind(finished, unbroken):
     assert digest(finished) == unbroken
     last = CheckpointStore(finished).last()
     assert last is not None and last.manifest.attempt == 2
+
+
+def test_more_steps_finish_the_epoch_that_was_cut_short(tmp_path):
+    settings = [*SETTINGS, "--steps", "4", "--name", "run"]
+    assert finish(start(tmp_path, *settings))[0] == 0
+    code, stdout, stderr = finish(start(tmp_path, "--resume", "run", "--steps", "9", "--json"))
+    assert code == 0, stderr
+    assert json.loads(stdout)["steps"] == 9
+    rows = [row for row in read_rows(tmp_path / "run" / "metrics.jsonl") if row["kind"] == "step"]
+    assert [row["step"] for row in rows] == list(range(1, 10))
+
+
+def test_a_refused_change_leaves_the_run_as_it_was(finished, unbroken):
+    arguments = ["--resume", "run", "--allow-change", "--set=model.embed_dim=8", "--epochs", "9"]
+    code, _, stderr = finish(start(finished.path.parent, *arguments))
+    assert code == 3 and "does not fit the model" in stderr
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run"))
+    assert code == 0, stderr
+    assert digest(finished) == unbroken
+
+
+def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path, unbroken):
+    process = start(tmp_path, *SETTINGS, "--set=save.every=9e", "--keep-best", "0", "--name", "run")
+    run = RunDir(tmp_path / "run")
+    wait_for_epochs(run, 2)
+    process.kill()
+    process.communicate()
+    code, _, stderr = finish(start(tmp_path, "--resume", "run"))
+    assert code == 0 and "ended before its first checkpoint" in stderr
+    assert [row["step"] for row in read_rows(run.metrics_file) if row["kind"] == "resume"] == [0]
+    assert digest(run) == unbroken
 
 
 def test_more_epochs_are_taken_and_their_effect_is_said(finished):

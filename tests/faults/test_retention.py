@@ -7,10 +7,11 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clipctl.runs import retention
+from clipctl.runs import checkpoints, retention
 from clipctl.runs.checkpoints import Checkpoint, Manifest
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
+from tests.test_runs import NO_TENSORS
 
 HISTORIES = 1000
 
@@ -26,17 +27,16 @@ events = st.lists(
 )
 
 
-def checkpoint(step, attempt, attempt_step, score, again=0):
+def checkpoint(step, beginnings, score, again=0):
     name = f"step-{step:08d}" + (f".{again}" if again else "")
     manifest = Manifest(
         schema=1,
         run_id="run",
-        attempt=attempt,
-        attempt_step=attempt_step,
+        beginnings=[list(pair) for pair in beginnings],
         step=step,
         epoch=0,
         saved_s=0,
-        metrics={"score": score},
+        metrics={} if score is None else {"score": score},
         files={},
     )
     return Checkpoint(Path(name), manifest)
@@ -48,27 +48,28 @@ def test_the_last_and_the_best_survive_every_history(events, keep_last, keep_bes
     """Against a model: the way to where the run is now, as a list of steps, and all scores ever kept."""
     there: list[Checkpoint] = []
     way: list[Checkpoint] = []
-    attempt, began, step = 1, 0, 0
+    attempt, step, beginnings = 1, 0, [(1, 0)]
     for kind, number, score in events:
         if kind == "resume":
             attempt += 1
             way = way[: max(0, len(way) - number)]
-            began = step = way[-1].step if way else 0
+            step = way[-1].step if way else 0
+            led_here = [tuple(pair) for pair in way[-1].manifest.beginnings] if way else []
+            beginnings = [*led_here, (attempt, step)]
             if not way:  # nothing to go back to: the run starts over
                 there = []
             continue
         step += number
-        again = sum(one.step == step for one in there)
-        saved = checkpoint(step, attempt, began, score, again)
+        again = 1 + max((one.again for one in there if one.step == step), default=-1)
+        saved = checkpoint(step, beginnings, score, again)
         way = [one for one in way if one.step != step] + [saved]
         there.append(saved)
         keep = retention.kept(there, last=keep_last, best=keep_best)
         assert keep[: len(way[-keep_last:])] == way[-keep_last:]
-        alive = [one for one in there if all(other is one or other.step != one.step for other in way)] + way
-        numbers = [value for one in alive if one in there and (value := one.manifest.metrics["score"]) is not None]
+        numbers = [value for one in there if (value := one.manifest.metrics.get("score")) is not None]
         best = max((value for value in numbers if math.isfinite(value)), default=None)
         if best is not None and keep_best:
-            assert best in [one.manifest.metrics["score"] for one in keep]
+            assert best in [one.manifest.metrics.get("score") for one in keep]
         assert len(keep) <= keep_last + keep_best
         there = keep
         way = [one for one in way if one in keep]
@@ -83,7 +84,7 @@ def test_on_the_disk_as_in_the_model(numbers, keep_last):
         finite = []
         for step, score in enumerate(numbers, start=1):
             store.save(
-                lambda path: (path / "state.json").write_text("{}") and None,
+                lambda path: [(path / name).write_bytes(NO_TENSORS) for name in checkpoints.NEEDED] and None,
                 step=step,
                 epoch=step,
                 metrics={"score": score},
