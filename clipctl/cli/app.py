@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import clipctl
-from clipctl.cli import checkpoint, train
+from clipctl.cli import checkpoint, monitor, train
 from clipctl.cli.render import plain, prose
 from clipctl.errors import ClipctlError, ExitCode
 
@@ -67,6 +67,9 @@ checkpoints = typer.Typer(cls=Commands, help="List, show, verify, prune and comp
 for name, command in checkpoint.COMMANDS.items():
     checkpoints.command(name)(command)
 app.add_typer(checkpoints, name="checkpoint")
+app.command("monitor")(monitor.monitor)
+app.command("runs")(monitor.runs)
+app.command("stop")(monitor.stop)
 
 
 def _print_version(wanted: bool) -> None:

@@ -84,6 +84,20 @@ DryRun = Annotated[
         "--dry-run", metavar="", help="Print the plan and write nothing.", rich_help_panel=_RUN, show_default=False
     ),
 ]
+Run = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[RUN]", help="By name or a part of it; default: the one that is running.", show_default=False
+    ),
+]
+RunToStop = Annotated[str, typer.Argument(metavar="RUN", help="By name or a part of it.", show_default=False)]
+Once = Annotated[bool, typer.Option("--once", metavar="", help="Print it once and leave.", show_default=False)]
+All = Annotated[bool, typer.Option("--all", metavar="", help="A table of all runs instead.", show_default=False)]
+Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Between looks.")]
+Svg = Annotated[
+    Path | None, typer.Option("--svg", metavar="FILE", help="Write the dashboard as a picture.", show_default=False)
+]
+WaitSeconds = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for it.")]
 Runs = Annotated[
     list[str] | None,
     typer.Argument(metavar="[RUN]...", help="Runs by name or a part of it; default: all.", show_default=False),

@@ -1,5 +1,6 @@
 """What is known of a run: a fold over the rows of its metrics file. Time is passed in, nothing is read here."""
 
+import bisect
 import math
 import statistics
 from collections import deque
@@ -170,14 +171,11 @@ class RunView:
         """When a step ended, from the steps nearby."""
         if not self.clock:
             return 0.0
-        before = self.clock[0]
-        for point in self.clock:
-            if point[0] >= step:
-                span = point[0] - before[0]
-                share = (step - before[0]) / span if span else 1.0
-                return before[1] + (point[1] - before[1]) * max(0.0, min(1.0, share))
-            before = point
-        return before[1]
+        index = bisect.bisect_left(self.clock, step, key=lambda point: point[0])
+        if index in (0, len(self.clock)):
+            return self.clock[min(index, len(self.clock) - 1)][1]
+        (step_a, seconds_a), (step_b, seconds_b) = self.clock[index - 1 : index + 1]
+        return seconds_a + (seconds_b - seconds_a) * (step - step_a) / (step_b - step_a)
 
 
 def _or_zero(value: float) -> float:

@@ -78,6 +78,7 @@ class RunWatcher:
         self._view = RunView()
         self._heartbeat: tuple[float, float] | None = None  # its value, and when it was first seen
         self._progress: tuple[int, float] | None = None  # rows, and when that many were first seen
+        self._cached: tuple[tuple[int, ...], configs.TrainConfig, float] | None = None
 
     def look(self, now_s: float) -> Snapshot:
         self._read()
@@ -85,13 +86,13 @@ class RunWatcher:
         quiet = self._quiet(status, now_s)
         step_s = self._view.latest("step_s")
         state = run_state(status, probe(status) if status else "dead", quiet, step_s)
-        config = _config(self.run)
+        config, loss_floor = self._settings()
         total_steps = status.total_steps if status else 0
         facts = Facts(
             total_steps=total_steps,
             warmup_steps=config.optim.warmup_of(total_steps),
             loss=config.train.loss,
-            loss_floor=_loss_floor(self.run),
+            loss_floor=loss_floor,
             lr=config.optim.lr,
             silence_s=max(quiet.heartbeat_s, quiet.progress_s) if state == "stalled" else 0.0,
         )
@@ -109,6 +110,13 @@ class RunWatcher:
                     raise RunError(message, "upgrade clipctl")
             self._view.fold(rows)
 
+    def _settings(self) -> tuple[configs.TrainConfig, float]:
+        """Read again only when the files have changed: parsing YAML every second would be most of the work."""
+        key = tuple(_changed_ns(path) for path in (self.run.config_file, self.run.environment_file))
+        if self._cached is None or self._cached[0] != key:
+            self._cached = (key, _config(self.run), _loss_floor(self.run))
+        return self._cached[1:]
+
     def _quiet(self, status: RunStatus | None, now_s: float) -> Quiet:
         heartbeat = status.heartbeat_s if status else 0.0
         if self._heartbeat is None or self._heartbeat[0] != heartbeat:
@@ -116,6 +124,13 @@ class RunWatcher:
         if self._progress is None or self._progress[0] != self._view.rows_of_progress:
             self._progress = (self._view.rows_of_progress, now_s)
         return Quiet(now_s - self._heartbeat[1], now_s - self._progress[1])
+
+
+def _changed_ns(path: Path) -> int:
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _config(run: RunDir) -> configs.TrainConfig:
