@@ -78,6 +78,16 @@ AllowChange = Annotated[
         show_default=False,
     ),
 ]
+Detach = Annotated[
+    bool,
+    typer.Option(
+        "--detach",
+        metavar="",
+        help="Train in the background; it outlives the terminal.",
+        rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
 DryRun = Annotated[
     bool,
     typer.Option(

@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 from typer.core import TyperCommand
 
-from clipctl.cli import options, render
+from clipctl.cli import background, options, render
+from clipctl.runs.rundir import runs_root
 
 if TYPE_CHECKING:
     from clipctl.config import Layer
@@ -52,10 +53,14 @@ def train(
     name: options.Name = None,
     resume: options.Resume = None,
     allow_change: options.AllowChange = False,
+    detach: options.Detach = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Train a CLIP model, by default on built-in pictures in about a minute."""
+    if detach and not dry_run:
+        background.start(runs_root(runs_dir), preset or "tiny", name, resume, as_json=json)
+        return
     flags = {
         "DATA": ("data.source", source),
         "--preset": ("preset", preset),
@@ -76,7 +81,7 @@ def train(
 
     from clipctl.config import resolve
     from clipctl.hardware import disk
-    from clipctl.runs.rundir import RunDir, runs_root
+    from clipctl.runs.rundir import RunDir
     from clipctl.training import loop
     from clipctl.training.plan import make_plan
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import psutil
 
+from clipctl.hardware import disk
 from clipctl.hardware.memory import available_bytes
 
 POWERCAP_ENERGY = Path("/sys/class/powercap/intel-rapl:0/energy_uj")  # AMD processors use the same name
@@ -18,8 +19,9 @@ _TEMPERATURE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpit
 class SystemSensors:
     """Reads loads since the previous reading; the first one, made here, only starts the clock."""
 
-    def __init__(self, *, with_children: bool) -> None:
+    def __init__(self, *, with_children: bool, directory: Path = Path()) -> None:
         self._process = psutil.Process()
+        self._directory = directory
         self._with_children = with_children
         self._energy_uj: int | None = None
         self._process.cpu_percent()
@@ -36,6 +38,7 @@ class SystemSensors:
             "rss_bytes": memory.rss + sum(_rss(child) for child in children),
             "available_bytes": available_bytes(),
             "swap_used_bytes": psutil.swap_memory().used,
+            "disk_free_bytes": _disk_free_bytes(self._directory),
             "temperature_c": temperature_c(),
             "power_w": self._power_w(interval_s),
         }
@@ -50,6 +53,13 @@ class SystemSensors:
         if previous is None or energy_uj < previous or interval_s <= 0:  # the counter wraps around
             return None
         return round((energy_uj - previous) / 1e6 / interval_s, 2)
+
+
+def _disk_free_bytes(directory: Path) -> int | None:
+    try:
+        return disk.free_bytes(directory)
+    except OSError:
+        return None
 
 
 def _rss(process: psutil.Process) -> int:

@@ -124,17 +124,15 @@ def _parse(block: bytes, limit: float, stride: int) -> Rows:
         kept = [index for index, step in enumerate(steps) if step <= limit]
         steps, losses = [steps[index] for index in kept], [losses[index] for index in kept]
         grad_norms = [grad_norms[index] for index in kept]
+    samples = _rows([*step_lines[:-RECENT_ROWS:stride], *step_lines[-RECENT_ROWS:]])
+    systems = _rows([line for line in rest if line.startswith(_SYSTEM_ROW)][-RECENT_ROWS:])
     others = _rows([line for line in rest if not line.startswith(_SYSTEM_ROW)])
     return Rows(
         steps,
         losses,
         grad_norms,
-        [
-            row
-            for row in _rows([*step_lines[:-RECENT_ROWS:stride], *step_lines[-RECENT_ROWS:]])
-            if _counts(row, limit) and "step" in row
-        ],
-        _rows([line for line in rest if line.startswith(_SYSTEM_ROW)][-RECENT_ROWS:]),
+        [row for row in samples if isinstance(row.get("step"), int) and row["step"] <= limit],
+        systems,
         [row for row in others if _counts(row, limit)],
     )
 

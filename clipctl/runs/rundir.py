@@ -91,6 +91,10 @@ class RunDir:
         return self.path / "metrics.jsonl"
 
     @property
+    def log_file(self) -> Path:
+        return self.path / "train.log"
+
+    @property
     def checkpoints_dir(self) -> Path:
         return self.path / "checkpoints"
 
@@ -119,7 +123,7 @@ class RunDir:
         """True for what a run leaves that was killed before it had written anything."""
         if not path.is_dir():
             return False
-        return {one.name for one in path.iterdir() if one.name[0] != "."} <= {"run.lock", "checkpoints"}
+        return {one.name for one in path.iterdir() if one.name[0] != "."} <= {"run.lock", "checkpoints", "train.log"}
 
     @staticmethod
     def is_run(path: Path) -> bool:

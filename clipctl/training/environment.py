@@ -27,6 +27,7 @@ def describe_environment(plan: TrainPlan) -> dict[str, Any]:
             "interop": torch.get_num_interop_threads(),
         },
         "workers": {"value": plan.workers.value, "reason": plan.workers.reason},
+        "loss_floor": plan.loss_floor,
         "notes": list(plan.notes),
         "command": sys.argv,
     }

@@ -222,7 +222,11 @@ class _Training:
     def carry_out(self) -> TrainSummary:
         with_children = self.plan.workers.value != 0
         recorder = SystemRecorder(
-            self.writer, self.plan.device, with_children=with_children, heartbeat=lambda: self._status("running")
+            self.writer,
+            self.plan.device,
+            directory=self.run.path,
+            with_children=with_children,
+            heartbeat=lambda: self._status("running"),
         )
         self._status("running")
         recorder.start()

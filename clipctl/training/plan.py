@@ -3,6 +3,7 @@
 import hashlib
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass, replace
 
 from clipctl.config import TrainConfig
@@ -33,6 +34,7 @@ class TrainPlan:
     train_source: Source
     val_source: Source
     data_fingerprint: str  # changes when pairs or captions do
+    loss_floor: float  # below which equal captions in a batch do not let the softmax loss fall
     tokenizer: CharacterTokenizer
     device: Device
     precision: Choice
@@ -114,6 +116,7 @@ def make_plan(asked: TrainConfig) -> TrainPlan:
         train_source=split.train,
         val_source=split.val,
         data_fingerprint=_fingerprint(split),
+        loss_floor=loss_floor(split.train, config.train.batch_size),
         tokenizer=tokenizer,
         device=device,
         precision=precision,
@@ -134,6 +137,28 @@ def _fingerprint(split: Split) -> str:
     for source in (split.train, split.val):
         digest.update(json.dumps(_captions(source)).encode())
     return digest.hexdigest()
+
+
+def loss_floor(source: Source, batch_size: int) -> float:
+    """The mean of ln m, where m is how often a pair's caption is to be expected in its batch, itself included.
+
+    With m equal captions no model can tell which picture is meant, so the softmax gives each of them at most 1/m. Of a
+    pair's several captions one is shown at a time.
+    """
+    weights: Counter[str] = Counter()
+    for index in range(len(source)):
+        captions = source.captions(index)
+        for caption in captions:
+            weights[caption] += 1 / len(captions)  # type: ignore[assignment]
+    share = (batch_size - 1) / max(1, len(source) - 1)
+    total = 0.0
+    for index in range(len(source)):
+        captions = source.captions(index)
+        own = Counter(captions)
+        for caption in captions:
+            others = max(0.0, weights[caption] - own[caption] / len(captions))
+            total += math.log1p(others * share) / len(captions)
+    return round(total / len(source), 6)
 
 
 def _captions(source: Source) -> list[str]:

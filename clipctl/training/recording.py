@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import astuple, dataclass
+from pathlib import Path
 
 import torch
 
@@ -144,11 +145,17 @@ class SystemRecorder(threading.Thread):
     """Writes a system row and a heartbeat about once a second until told to stop."""
 
     def __init__(
-        self, writer: MetricsWriter, device: Device, *, with_children: bool, heartbeat: Callable[[], None]
+        self,
+        writer: MetricsWriter,
+        device: Device,
+        *,
+        directory: Path,
+        with_children: bool,
+        heartbeat: Callable[[], None],
     ) -> None:
         super().__init__(name="system-recorder", daemon=True)
         self._writer, self._device, self._heartbeat = writer, device, heartbeat
-        self._sensors = SystemSensors(with_children=with_children)
+        self._sensors = SystemSensors(with_children=with_children, directory=directory)
         self._stopped = threading.Event()
 
     def run(self) -> None:

@@ -1,0 +1,202 @@
+"""Each alert fires on a run that has the fault, and is silent on a healthy one."""
+
+import dataclasses
+import math
+import random
+
+import pytest
+
+from clipctl.monitor.diagnosis import CHECKS, Facts, diagnose
+from clipctl.monitor.reader import MetricsTail
+from clipctl.monitor.view import RunView
+from clipctl.runs import metrics
+from tests.test_monitor import Writer, step_row
+
+STEPS = 400
+FACTS = Facts(total_steps=STEPS, warmup_steps=40, loss="softmax", loss_floor=0.0, lr=8e-4)
+GIB = 2**30
+SYSTEM = {
+    "cpu_per_core": [0.9, 0.9],
+    "process_cpu": 1.7,
+    "rss_bytes": GIB,
+    "available_bytes": 6 * GIB,
+    "swap_used_bytes": GIB,
+    "disk_free_bytes": 50 * GIB,
+}
+
+
+class Story:
+    """A run told step by step; what differs from a healthy one is said in the test."""
+
+    def __init__(self, path):
+        self.path = path
+        self.writer = Writer(path, "run")
+        self._chance = random.Random(0)
+
+    def tell(self, steps=STEPS, *, row=lambda step: {}, val_loss=None, system=lambda step: {}):
+        for step in range(1, steps + 1):
+            noise = self._chance.gauss(0, 0.05)
+            healthy = {
+                "loss": max(0.05, 3.3 * math.exp(-step / 120) + 0.15 + noise),
+                "temperature": 0.07 - 0.03 * step / STEPS,
+                "grad_norm": 2.0 + self._chance.random(),
+                "images_per_s": 210 + 5 * self._chance.random(),
+            }
+            self.writer.write(metrics.STEP, step_row(step, **{**healthy, **row(step)}), elapsed_s=step * 0.15)
+            if step % 8 == 0:
+                loss = 3.2 * math.exp(-step / 150) + 0.4 if val_loss is None else val_loss(step)
+                values = {"step": step, "epoch": step // 8, "val_loss": loss, "score": min(0.9, step / 400)}
+                self.writer.write(metrics.EVAL, values)
+                self.writer.write(metrics.CHECKPOINT, {"step": step, "size_bytes": 15 << 20, "save_s": 0.05})
+            if step % 7 == 0:
+                self.writer.write(metrics.SYSTEM, {**SYSTEM, **system(step)})
+        return self
+
+    def alerts(self, **facts):
+        view = RunView()
+        for rows in MetricsTail(self.path).poll()[1]:
+            view.fold(rows)
+        return {alert.name: alert for alert in diagnose(view, dataclasses.replace(FACTS, **facts))}
+
+
+@pytest.fixture
+def story(tmp_path):
+    return Story(tmp_path / "metrics.jsonl")
+
+
+@pytest.mark.parametrize("steps", [1, 5, 30, 60, 200, 400])
+def test_a_healthy_run_is_left_in_peace(story, steps):
+    assert not story.tell(steps).alerts()
+
+
+def test_an_empty_run_is_left_in_peace(story):
+    assert not story.alerts()
+
+
+def test_every_alert_says_what_why_and_what_to_do(story):
+    story.tell(row=lambda step: {"loss": 3.3, "temperature": 0.9, "data_s": 0.08}, val_loss=lambda step: 2 + step / 100)
+    alerts = story.alerts()
+    assert len(alerts) >= 4
+    for alert in alerts.values():
+        assert len(alert.what) > 15 and len(alert.why) > 15 and len(alert.todo) > 10
+        assert "nan" not in alert.what and "inf" not in alert.what
+
+
+def names(alerts):
+    return set(alerts)
+
+
+def test_loss_at_chance(story):
+    alert = story.tell(row=lambda step: {"loss": 3.30}).alerts()["loss_at_chance"]
+    assert "ln B = 3.30" in alert.what and "--lr" in alert.todo and alert.severity == "bad"
+
+
+def test_loss_at_chance_waits_for_the_warm_up(story):
+    assert "loss_at_chance" not in story.tell(60, row=lambda step: {"loss": 3.30}).alerts(warmup_steps=55)
+
+
+def test_loss_at_chance_is_of_the_softmax_loss_only(story):
+    assert "loss_at_chance" not in story.tell(row=lambda step: {"loss": 3.30}).alerts(loss="sigmoid")
+
+
+def test_loss_at_the_floor_of_duplicates(story):
+    story.tell(row=lambda step: {"loss": max(0.72, 3.3 * math.exp(-step / 60))})
+    alert = story.alerts(loss_floor=0.69)["loss_at_floor"]
+    assert "0.69" in alert.what and "caption" in alert.why
+    assert "loss_at_floor" not in story.alerts(loss_floor=0.3)
+
+
+def test_scale_pinned_and_collapsed(tmp_path):
+    pinned = Story(tmp_path / "a").tell(row=lambda step: {"temperature": max(0.01, 0.07 - step / 4000)}).alerts()
+    assert names(pinned) == {"scale_pinned"}
+    collapsed = Story(tmp_path / "b").tell(row=lambda step: {"temperature": min(0.8, 0.07 + step / 400)}).alerts()
+    assert names(collapsed) == {"scale_collapsed"}
+
+
+def test_not_finite_and_forgotten_later(tmp_path):
+    broken = {"loss": math.nan, "grad_norm": math.nan}
+    recent = Story(tmp_path / "a").tell(row=lambda step: broken if step in (350, 360) else {}).alerts()
+    assert names(recent) == {"not_finite"} and "2 of the last 200 steps" in recent["not_finite"].what
+    assert not Story(tmp_path / "b").tell(row=lambda step: broken if step == 100 else {}).alerts()
+
+
+def test_spike_and_forgotten_later(tmp_path):
+    recent = Story(tmp_path / "a").tell(row=lambda step: {"loss": 4.5} if step == 380 else {}).alerts()
+    assert names(recent) == {"spike"} and "4.50" in recent["spike"].what
+    assert not Story(tmp_path / "b").tell(row=lambda step: {"loss": 4.5} if step == 200 else {}).alerts()
+
+
+def test_gradient_norm_jump(story):
+    alerts = story.tell(row=lambda step: {"grad_norm": 60.0} if step > 370 else {}).alerts()
+    assert names(alerts) == {"grad_norm_jump"}
+
+
+def test_one_large_gradient_is_no_jump(story):
+    assert not story.tell(row=lambda step: {"grad_norm": 60.0} if step == 390 else {}).alerts()
+
+
+def test_validation_worse_than_at_the_start(story):
+    alerts = story.tell(val_loss=lambda step: 2.0 + step / 200).alerts()
+    assert names(alerts) == {"validation_worse_than_start"}
+
+
+def test_overfitting(story):
+    alerts = story.tell(val_loss=lambda step: 3.2 * math.exp(-step / 60) + 0.5 + max(0, step - 200) / 300).alerts()
+    assert names(alerts) == {"overfitting"}
+
+
+def test_noise_in_the_validation_is_no_overfitting(story):
+    chance = random.Random(1)
+    assert not story.tell(val_loss=lambda step: 3.2 * math.exp(-step / 150) + 0.4 + chance.gauss(0, 0.02)).alerts()
+
+
+def test_waiting_for_pictures(story):
+    alerts = story.tell(row=lambda step: {"data_s": 0.05, "forward_s": 0.02, "backward_s": 0.03}).alerts()
+    assert names(alerts) == {"data_bound"} and "50%" in alerts["data_bound"].what
+
+
+@pytest.mark.parametrize(("own", "reason"), [(1.7, "warm"), (0.6, "another program")])
+def test_slowdown_with_its_likely_reason(story, own, reason):
+    alerts = story.tell(
+        row=lambda step: {"images_per_s": 170.0} if step > 200 else {}, system=lambda step: {"process_cpu": own}
+    ).alerts()
+    assert names(alerts) == {"slowdown"} and reason in alerts["slowdown"].why
+
+
+def test_memory_pressure_and_swap(tmp_path):
+    pressed = Story(tmp_path / "a").tell(system=lambda step: {"available_bytes": GIB // 40}).alerts()
+    assert names(pressed) == {"memory_pressure"}
+    swapping = Story(tmp_path / "b").tell(system=lambda step: {"swap_used_bytes": GIB + step * 2**20}).alerts()
+    assert names(swapping) == {"swap_growing"}
+
+
+def test_a_disk_with_room_for_less_than_two(story):
+    alerts = story.tell(system=lambda step: {"disk_free_bytes": 20 << 20}).alerts()
+    assert names(alerts) == {"disk_nearly_full"} and "prune" in alerts["disk_nearly_full"].todo
+
+
+def test_a_save_that_failed_until_one_succeeds(story):
+    story.tell(100)
+    story.writer.write(metrics.EVENT, {"event": "save_failed", "step": 100, "message": "the disk is full"})
+    assert names(story.alerts()) == {"save_failed"}
+    story.writer.write(metrics.CHECKPOINT, {"step": 104, "size_bytes": 1, "save_s": 0.1})
+    assert not story.alerts()
+
+
+def test_silence(story):
+    assert names(story.tell(100).alerts(silence_s=20.0)) == {"silent"}
+
+
+def test_a_warm_up_longer_than_the_run(story):
+    assert "warmup_too_long" in story.tell(20).alerts(warmup_steps=500)
+
+
+def test_rows_with_nothing_in_them(tmp_path):
+    """Every check copes with rows that lack what it looks at."""
+    path = tmp_path / "metrics.jsonl"
+    path.write_text("".join(f'{{"kind":"step","step":{step}}}\n' for step in range(1, 200)) + '{"kind":"system"}\n')
+    view = RunView()
+    for rows in MetricsTail(path).poll()[1]:
+        view.fold(rows)
+    assert view.step == 199 and len(CHECKS) == 13
+    assert {alert.name for alert in diagnose(view, FACTS)} <= {"not_finite"}

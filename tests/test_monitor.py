@@ -1,0 +1,403 @@
+"""The monitor's reader, view and judgement of life, on files as the trainer writes them."""
+
+import json
+import math
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from clipctl.errors import RunError
+from clipctl.monitor import liveness
+from clipctl.monitor.liveness import Quiet, probe, run_state
+from clipctl.monitor.reader import BLOCK_BYTES, MetricsTail
+from clipctl.monitor.series import MAX_BUCKETS, Series
+from clipctl.monitor.view import RunView
+from clipctl.monitor.watch import RunWatcher
+from clipctl.runs import metrics
+from clipctl.runs.metrics import MetricsWriter
+from clipctl.runs.rundir import RunDir, RunStatus
+
+
+def step_row(step, **values):
+    row = {
+        "step": step,
+        "epoch": (step - 1) // 10 + 1,
+        "loss": 3.0 / step**0.5,
+        "accuracy": 0.1,
+        "lr": 1e-3,
+        "temperature": 0.07,
+        "grad_norm": 1.0,
+        "batch_size": 27,
+        "images_per_s": 200.0,
+        "step_s": 0.1,
+        "data_s": 0.005,
+        "transfer_s": 0.001,
+        "forward_s": 0.03,
+        "backward_s": 0.06,
+        "optimizer_s": 0.004,
+    }
+    return {**row, **values}
+
+
+class Writer(MetricsWriter):
+    """Rows with a clock of their own."""
+
+    def steps(self, first, last, **values):
+        for step in range(first, last + 1):
+            self.write(metrics.STEP, step_row(step, **values), elapsed_s=step * 0.1)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "metrics.jsonl"
+
+
+@pytest.fixture
+def writer(path):
+    return Writer(path, "run")
+
+
+def read(tail, view):
+    starts_over, rows = tail.poll()
+    view = RunView() if starts_over else view
+    for part in rows:
+        view.fold(part)
+    return view
+
+
+def fresh(path):
+    return read(MetricsTail(path), RunView())
+
+
+# --- series ---------------------------------------------------------------------------------------------------
+
+
+def test_a_short_series_is_exact():
+    series = Series()
+    series.extend(range(1, 101), [float(value) for value in range(100)])
+    assert [bucket.mean for bucket in series.buckets] == list(range(100))
+
+
+@pytest.mark.parametrize("portion", [1, 7, 1000, 100_000])
+def test_a_long_series_is_bounded_and_loses_no_spike(portion):
+    series, values = Series(), [1.0] * 100_000
+    values[54_321] = 9.0
+    for begin in range(0, len(values), portion):
+        series.extend(range(begin, min(begin + portion, len(values))), values[begin : begin + portion])
+    assert len(series.buckets) <= MAX_BUCKETS
+    assert sum(bucket.count for bucket in series.buckets) == 100_000
+    assert sum(bucket.total for bucket in series.buckets) == pytest.approx(100_008)
+    (spike,) = [bucket for bucket in series.buckets if bucket.high > 1]
+    assert spike.high == 9.0 and spike.first <= 54_321 <= spike.last
+
+
+def test_what_is_not_finite_is_left_out_of_a_curve():
+    series = Series()
+    series.extend([1, 2, 3, 4], [1.0, math.nan, math.inf, 2.0])
+    assert [(bucket.first, bucket.mean) for bucket in series.buckets] == [(1, 1.0), (4, 2.0)]
+
+
+def test_smoothing_has_no_bias_to_the_first_value():
+    series = Series()
+    series.extend(range(50), [2.0] * 50)
+    assert all(value == pytest.approx(2.0) for _, value in series.smoothed(20))
+
+
+# --- reader ---------------------------------------------------------------------------------------------------
+
+
+def test_only_whole_lines_are_read(path, writer):
+    writer.steps(1, 3)
+    tail, view = MetricsTail(path), RunView()
+    assert read(tail, view).step == 3
+    row = {"kind": "step", "time_s": 1, "elapsed_s": 0.4, **step_row(4)}
+    line = json.dumps(row, separators=(",", ":")) + "\n"
+    with path.open("a") as file:
+        file.write(line[:30])
+        file.flush()
+        assert read(tail, view).step == 3
+        file.write(line[30:])
+    assert read(tail, view).step == 4
+
+
+def test_a_file_that_comes_late(path):
+    tail, view = MetricsTail(path), RunView()
+    assert read(tail, view).step == 0
+    Writer(path, "run").steps(1, 5)
+    assert read(tail, view).step == 5
+
+
+@pytest.mark.parametrize("how", ["replaced", "cut"])
+def test_a_file_that_is_another_one_now(path, writer, how):
+    writer.steps(1, 50)
+    tail = MetricsTail(path)
+    view = read(tail, RunView())
+    if how == "replaced":
+        path.rename(path.with_name("old"))
+    else:
+        os.truncate(path, 0)
+    Writer(path, "run").steps(1, 7)
+    view = read(tail, view)
+    assert view.step == 7 and len(view.loss.buckets) == 7
+
+
+def test_a_file_that_is_gone(path, writer):
+    writer.steps(1, 5)
+    tail = MetricsTail(path)
+    view = read(tail, RunView())
+    path.unlink()
+    assert read(tail, view).step == 0
+
+
+def test_rows_that_a_resume_undid_are_dropped(path, writer):
+    writer.steps(1, 10, loss=1.0)
+    writer.write(metrics.EVAL, {"step": 10, "epoch": 1, "val_loss": 1.0, "score": 0.9})
+    tail = MetricsTail(path)
+    view = read(tail, RunView())
+    writer.write(metrics.RESUME, {"step": 6, "attempt": 2})
+    writer.steps(7, 8, loss=2.0)
+    for seen in (read(tail, view), fresh(path)):
+        assert [(bucket.first, bucket.mean) for bucket in seen.loss.buckets] == [
+            *((step, 1.0) for step in range(1, 7)),
+            (7, 2.0),
+            (8, 2.0),
+        ]
+        assert (seen.step, seen.attempt, seen.evaluations) == (8, 2, [])
+
+
+def test_two_resumes(path, writer):
+    writer.steps(1, 10, loss=1.0)
+    writer.write(metrics.RESUME, {"step": 8, "attempt": 2})
+    writer.steps(9, 12, loss=2.0)
+    writer.write(metrics.RESUME, {"step": 4, "attempt": 3})
+    writer.steps(5, 6, loss=3.0)
+    means = [bucket.mean for bucket in fresh(path).loss.buckets]
+    assert means == [1.0] * 4 + [3.0] * 2
+
+
+def test_garbage_is_passed_over(path, writer):
+    writer.steps(1, 3)
+    with path.open("ab") as file:
+        file.write(b"\xff\xfe garbage\n{}\n[1,2]\n\n" + b"[" * 50_000 + b"\n" + b'{"kind":"step","step":"x"}\n')
+        file.write(b'{"kind":"eval","step":null,"val_loss":"?"}\n{"kind":"checkpoint"}\n{"kind":7}\n')
+    writer.steps(4, 5)
+    view = fresh(path)
+    assert view.step == 5 and len(view.loss.buckets) == 5
+
+
+def test_a_line_without_end_does_not_fill_the_memory(path, writer):
+    writer.steps(1, 3)
+    with path.open("ab") as file:
+        for _ in range(12):
+            file.write(b"x" * BLOCK_BYTES)
+        file.write(b"\n")
+    writer.steps(4, 5)
+    assert fresh(path).step == 5
+
+
+def test_steps_without_a_finite_loss_are_known(path, writer):
+    writer.steps(1, 3)
+    writer.write(metrics.STEP, step_row(4, loss=math.nan, grad_norm=math.inf, skipped=True))
+    writer.steps(5, 6)
+    view = fresh(path)
+    assert list(view.skipped) == [4] and [bucket.first for bucket in view.loss.buckets] == [1, 2, 3, 5, 6]
+
+
+def test_rows_of_another_make_are_read_too(path):
+    """Keys in another order, as a later version might write them."""
+    with path.open("w") as file:
+        for step in range(1, 5):
+            row = {"kind": "step", **dict(sorted(step_row(step).items()))}
+            file.write(json.dumps(row, separators=(",", ":")) + "\n")
+    view = fresh(path)
+    assert view.step == 4 and len(view.loss.buckets) == 4
+
+
+def test_a_long_file_shows_its_spike(path):
+    """As the million-row benchmark, smaller: past the size at which only every n-th row is read in full."""
+    chance = random.Random(0)
+    template = json.dumps({"kind": "step", "time_s": 1.0, "elapsed_s": 0.0, **step_row(1)}, separators=(",", ":"))
+    with path.open("w") as file:
+        for step in range(1, 120_001):
+            loss = 8.5 if step == 70_000 else 1 + chance.random()
+            line = template.replace('"step":1,', f'"step":{step},').replace('"loss":3.0', f'"loss":{loss}')
+            file.write(line.replace('"elapsed_s":0.0', f'"elapsed_s":{step / 10}') + "\n")
+    assert path.stat().st_size > 32 << 20
+    view = fresh(path)
+    assert view.step == 120_000 and view.elapsed_s == 12_000
+    assert max(bucket.high for bucket in view.loss.buckets) == 8.5
+    assert len(view.loss.buckets) <= MAX_BUCKETS and len(view.clock) < 5000
+
+
+# --- view -----------------------------------------------------------------------------------------------------
+
+
+def test_the_eta_counts_this_attempts_steps_only(path, writer):
+    for step in range(1, 11):
+        writer.write(metrics.STEP, step_row(step), elapsed_s=step * 100.0)  # slow, on another machine
+    writer.write(metrics.RESUME, {"step": 10, "attempt": 2})
+    for step in range(11, 21):
+        writer.write(metrics.STEP, step_row(step), elapsed_s=(step - 10) * 2.0)
+    view = fresh(path)
+    assert view.eta_s(30) == pytest.approx(20.0) and view.eta_s(5) == 0
+    assert view.elapsed_s == pytest.approx(1020.0)
+    assert view.seconds_at(10) == pytest.approx(1000.0) and view.seconds_at(15) == pytest.approx(1010.0)
+
+
+def test_speed_now_and_at_the_start(path, writer):
+    writer.steps(1, 30, images_per_s=300.0)
+    writer.steps(31, 90, images_per_s=150.0)
+    view = fresh(path)
+    assert (view.images_per_s_at_start, view.images_per_s) == (300.0, 150.0)
+
+
+def test_the_split_of_a_step(path, writer):
+    writer.steps(1, 5)
+    assert fresh(path).phase_shares() == pytest.approx(
+        {"data_s": 0.05, "transfer_s": 0.01, "forward_s": 0.3, "backward_s": 0.6, "optimizer_s": 0.04}
+    )
+
+
+def test_the_end_is_known_until_a_resume(path, writer):
+    writer.steps(1, 5)
+    writer.write(metrics.END, {"state": "stopped", "step": 5})
+    assert fresh(path).end is not None
+    writer.write(metrics.RESUME, {"step": 5, "attempt": 2})
+    writer.steps(6, 6)
+    assert fresh(path).end is None
+
+
+# --- liveness -------------------------------------------------------------------------------------------------
+
+
+def status(**values):
+    known = {
+        "state": "running",
+        "attempt": 1,
+        "step": 1,
+        "total_steps": 10,
+        "pid": os.getpid(),
+        "process_created_s": psutil.Process().create_time(),
+        "host": socket.gethostname(),
+        "heartbeat_s": time.time(),
+    }
+    return RunStatus(**{**known, **values})
+
+
+BUSY = Quiet(0.5, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("said", "process", "quiet", "step_s", "expected"),
+    [
+        (None, "dead", BUSY, None, "waiting"),
+        ("running", "alive", BUSY, 0.1, "running"),
+        ("running", "dead", BUSY, 0.1, "crashed"),
+        ("running", "asleep", BUSY, 0.1, "stalled"),
+        ("running", "alive", Quiet(9, 9), 0.1, "stalled"),
+        ("running", "alive", Quiet(0, 9), 0.1, "stalled"),  # the heart beats, but nothing gets done
+        ("running", "alive", Quiet(0, 9), 6.0, "running"),  # steps of six seconds
+        ("running", "elsewhere", BUSY, 0.1, "running"),
+        ("running", "elsewhere", Quiet(9, 9), 0.1, "stalled"),
+        ("finished", "dead", Quiet(999, 999), 0.1, "finished"),
+        ("stopped", "dead", BUSY, 0.1, "stopped"),
+        ("failed", "alive", BUSY, 0.1, "failed"),
+    ],
+)
+def test_states(said, process, quiet, step_s, expected):
+    assert run_state(said and status(state=said), process, quiet, step_s) == expected
+
+
+def test_a_process_is_known_by_its_create_time():
+    assert probe(status()) == "alive"
+    assert probe(status(process_created_s=psutil.Process().create_time() - 100)) == "dead"  # the number was reused
+    assert probe(status(host="another")) == "elsewhere"
+
+
+def test_a_stopped_and_a_dead_process():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    created_s = psutil.Process(process.pid).create_time()
+    known = status(pid=process.pid, process_created_s=created_s)
+    assert probe(known) == "alive"
+    psutil.Process(process.pid).suspend()
+    for _ in range(100):
+        if probe(known) == "asleep":
+            break
+        time.sleep(0.01)
+    assert probe(known) == "asleep"
+    process.kill()
+    process.wait()
+    assert probe(known) == "dead"
+
+
+# --- watching -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDir.create(tmp_path, "tiny", "run")
+    run.write_config("preset: tiny\n")
+    return run
+
+
+def test_silence_is_measured_by_the_watchers_own_clock(run, monkeypatch):
+    """A heartbeat a day old by the wall clock is no reason; one that does not change is."""
+    writer = Writer(run.metrics_file, "run")
+    writer.steps(1, 3)
+    monkeypatch.setattr("clipctl.runs.rundir.time.time", lambda: 1e9)
+    run.write_status("running", attempt=1, step=3, total_steps=10)
+    watcher = RunWatcher(run)
+    assert watcher.look(0.0).state == "running"
+    assert watcher.look(liveness.SILENCE_S - 1).state == "running"
+    late = watcher.look(liveness.SILENCE_S + 1)
+    assert late.state == "stalled" and [alert.name for alert in late.alerts] == ["silent"]
+    monkeypatch.setattr("clipctl.runs.rundir.time.time", lambda: 1e9 - 86_400)  # and the clock was set back
+    run.write_status("running", attempt=1, step=3, total_steps=10)
+    writer.steps(4, 4)
+    assert watcher.look(liveness.SILENCE_S + 2).state == "running"
+
+
+def test_a_snapshot_as_a_document(run):
+    writer = Writer(run.metrics_file, "run")
+    writer.steps(1, 5)
+    writer.write(metrics.EVAL, {"step": 5, "epoch": 1, "val_loss": 2.0, "score": 0.25})
+    run.write_status("running", attempt=1, step=5, total_steps=10)
+    document = RunWatcher(run).look(0.0).to_dict()
+    assert {"run", "state", "step", "total_steps", "loss", "images_per_s", "eta_s", "alerts"} <= set(document)
+    assert (document["step"], document["total_steps"], document["best_score"]) == (5, 10, 0.25)
+    assert document["eta_s"] == pytest.approx(0.5)
+    json.dumps(document, allow_nan=False)
+
+
+def test_a_newer_schema_is_refused(run):
+    run.metrics_file.write_text('{"kind":"header","schema":2,"run_id":"run"}\n')
+    with pytest.raises(RunError, match="schema 2"):
+        RunWatcher(run).look(0.0)
+
+
+@pytest.mark.parametrize("name", ["config_file", "environment_file", "status_file"])
+def test_a_damaged_file_hides_nothing_else(run, name):
+    Writer(run.metrics_file, "run").steps(1, 5)
+    getattr(run, name).write_bytes(b"\xff{[")
+    snapshot = RunWatcher(run).look(0.0)
+    assert snapshot.view.step == 5
+
+
+def test_no_torch_and_no_numpy(run):
+    Writer(run.metrics_file, "run").steps(1, 5)
+    run.write_status("finished", attempt=1, step=5, total_steps=5)
+    code = (
+        "import sys\nfrom clipctl.cli.app import app\n"
+        "for words in (['monitor', '--once'], ['monitor', '--json'], ['monitor', '--all'], ['runs']):\n"
+        "    try:\n        app([*words, '--runs-dir', sys.argv[1]])\n"
+        "    except SystemExit as end:\n        assert not end.code, words\n"
+        "sys.exit('torch' in sys.modules or 'numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(run.path.parent)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

@@ -1,0 +1,315 @@
+"""The real monitor in a real (pseudo-)terminal, beside a real training."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import struct
+import subprocess
+import sys
+import termios
+import threading
+import time
+from contextlib import suppress
+
+import psutil
+import pyte
+import pytest
+
+from clipctl.monitor.liveness import probe
+from clipctl.runs.metrics import END, EVAL
+from clipctl.runs.rundir import RunDir
+from tests.faults.trainer import SETTINGS, finish, start, wait_for_epochs
+from tests.test_monitor import Writer
+
+PATIENCE_S = 30
+
+
+class Terminal:
+    """A program in a terminal of its own, and what a person would see there."""
+
+    def __init__(self, *arguments, columns=80, rows=24, **environment):
+        self._master, self._slave = pty.openpty()
+        self.screen = pyte.Screen(columns, rows)
+        self._stream, self.output = pyte.ByteStream(self.screen), b""
+        self.resize(columns, rows)
+        self.settings = termios.tcgetattr(self._slave)
+        plain = {key: value for key, value in os.environ.items() if key not in ("COLUMNS", "TTY_COMPATIBLE", "LINES")}
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "clipctl", *arguments],
+            stdin=self._slave,
+            stdout=self._slave,
+            stderr=self._slave,
+            env={**plain, "TERM": "xterm-256color", **environment},
+            start_new_session=True,
+        )
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self):
+        while True:
+            try:
+                data = os.read(self._master, 65536)
+            except OSError:
+                return
+            self.output += data
+            self._stream.feed(data)
+
+    def resize(self, columns, rows):
+        fcntl.ioctl(self._slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+        self.screen.resize(rows, columns)
+
+    def press(self, keys):
+        os.write(self._master, keys.encode())
+
+    @property
+    def text(self):
+        return "\n".join(self.screen.display)
+
+    def wait_for(self, *words, seconds=PATIENCE_S):
+        deadline = time.monotonic() + seconds
+        while not all(word in self.text for word in words):
+            assert time.monotonic() < deadline, f"{words} not in\n{self.text}"
+            time.sleep(0.02)
+
+    def end(self, seconds=10):
+        code = self.process.wait(seconds)
+        time.sleep(0.1)  # for what is still on its way
+        return code
+
+    def close(self):
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
+        for descriptor in (self._slave, self._master):
+            with suppress(OSError):
+                os.close(descriptor)
+
+
+@pytest.fixture
+def terminal():
+    opened = []
+
+    def open_terminal(*arguments, **options):
+        opened.append(Terminal(*arguments, **options))
+        return opened[-1]
+
+    yield open_terminal
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def finished(tmp_path):
+    """A run that is over, without having trained."""
+    run = RunDir.create(tmp_path, "tiny", "over")
+    run.write_config("preset: tiny\n")
+    writer = Writer(run.metrics_file, "over")
+    writer.steps(1, 300)
+    writer.write(EVAL, {"step": 300, "epoch": 30, "val_loss": 1.0, "score": 0.5})
+    writer.write(END, {"state": "finished", "step": 300})
+    run.write_status("finished", attempt=1, step=300, total_steps=300)
+    run.release()
+    return run
+
+
+def test_a_run_from_birth_to_death_and_back(tmp_path, terminal):
+    """Waiting, running at four sizes, killed, resumed, finished."""
+    watching = terminal("monitor", "--runs-dir", str(tmp_path), columns=120, rows=36)
+    watching.wait_for("waiting for a run in")
+    trainer = start(tmp_path, *SETTINGS, "--set=train.epochs=4000", "--name", "run")
+    watching.wait_for("run  running", "accuracy ─", "cpu     ", "saved   steps", "q quit")
+    for columns, rows, words in (
+        (80, 24, ("run  running", "cpu     ", "q quit", "loss ")),
+        (60, 16, ("run  running", "q quit", "loss ")),
+        (20, 5, ("running run",)),
+        (120, 36, ("accuracy ─", "q quit")),
+    ):
+        watching.resize(columns, rows)
+        watching.wait_for(*words, seconds=5)
+        assert len(watching.screen.display) == rows
+    os.killpg(trainer.pid, signal.SIGKILL)
+    trainer.communicate()
+    watching.wait_for("run  crashed", seconds=10)
+    step = int(watching.text.split("  step ")[1].split("/")[0])
+    trainer = start(tmp_path, "--resume", "run", "--steps", str(max(step, 600) + 300))
+    watching.wait_for("run  running  attempt 2")
+    assert finish(trainer)[0] == 0
+    watching.wait_for("run  finished", f"{max(step, 600) + 300}/{max(step, 600) + 300}", "100%")
+    watching.press("q")
+    assert watching.end() == 0
+
+
+def test_keys(finished, terminal):
+    other = RunDir.create(finished.path.parent, "tiny", "zother")
+    other.write_config("preset: tiny\n")
+    other.write_status("stopped", attempt=1, step=3, total_steps=9)
+    seen = terminal("monitor", "over", "--runs-dir", str(finished.path.parent))
+    seen.wait_for("over  finished", "step 1 ", "zother")
+    seen.press("x")
+    seen.wait_for("0:30")  # 300 steps of a tenth of a second
+    seen.press("?")
+    seen.wait_for("hold the picture still")
+    seen.press("?")
+    seen.wait_for("q quit")
+    before = seen.text
+    seen.press("l")
+    wait_until_other(seen, before)
+    before = seen.text
+    seen.press("s")
+    wait_until_other(seen, before)
+    seen.press(" ")
+    seen.wait_for("paused")
+    seen.press(" \t")
+    seen.wait_for("zother  stopped", "no step yet")
+    seen.press("q")
+    assert seen.end() == 0
+
+
+def wait_until_other(seen, before):
+    deadline = time.monotonic() + 5
+    while seen.text == before:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("way", ["q", "ctrl-c", "SIGTERM", "SIGHUP"])
+def test_the_terminal_is_left_as_it_was_found(finished, terminal, way):
+    seen = terminal("monitor", "--runs-dir", str(finished.path.parent))
+    seen.wait_for("over  finished")
+    assert termios.tcgetattr(seen._slave)[3] != seen.settings[3]  # keys come one by one
+    if way.startswith("SIG"):
+        seen.process.send_signal(getattr(signal, way))
+    elif way == "q":
+        seen.press("q")
+    else:
+        seen.process.send_signal(signal.SIGINT)
+    assert seen.end() == {"q": 0, "ctrl-c": 130, "SIGTERM": 143, "SIGHUP": 129}[way]
+    assert termios.tcgetattr(seen._slave) == seen.settings
+    assert seen.output.rindex(b"\x1b[?1049l") > seen.output.rindex(b"\x1b[?1049h")
+    assert seen.output.rindex(b"\x1b[?25h") > seen.output.rindex(b"\x1b[?25l")
+    assert b"Traceback" not in seen.output
+
+
+def test_no_colour_and_no_unicode(finished, terminal):
+    environment = {"NO_COLOR": "1", "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
+    seen = terminal("monitor", "--runs-dir", str(finished.path.parent), columns=120, rows=36, **environment)
+    seen.wait_for("over  finished", "###")
+    seen.press("q")
+    assert seen.end() == 0
+    assert all(byte < 128 for byte in seen.output)
+    assert b"\x1b[3" not in seen.output and b"\x1b[9" not in seen.output  # no colours
+
+
+def test_a_dashboard_of_every_size(finished, terminal):
+    """From one character up: it never refuses, and never writes past the edge."""
+    seen = terminal("monitor", "--interval", "0.1", "--runs-dir", str(finished.path.parent))
+    seen.wait_for("over  finished")
+    for columns, rows in ((1, 1), (10, 2), (29, 6), (30, 6), (40, 10), (79, 23), (110, 24), (200, 60), (80, 24)):
+        seen.resize(columns, rows)
+        time.sleep(0.3)
+        assert seen.process.poll() is None
+    seen.wait_for("over  finished", "q quit")
+
+
+def piped(*arguments, timeout=60, **environment):
+    command = [sys.executable, "-m", "clipctl", *arguments]
+    plain = {key: value for key, value in os.environ.items() if key != "TTY_COMPATIBLE"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env={**plain, **environment})
+
+
+def test_piped_it_is_a_line_an_interval_until_the_end(tmp_path):
+    trainer = start(tmp_path, *SETTINGS, "--set=train.epochs=300", "--name", "run")
+    wait_for_epochs(RunDir(tmp_path / "run"), 1)
+    done = piped("monitor", "--interval", "0.5", "--runs-dir", str(tmp_path))
+    assert finish(trainer)[0] == 0
+    lines = done.stdout.splitlines()
+    assert done.returncode == 0 and "\x1b" not in done.stdout
+    assert len(lines) >= 2 and all(line.startswith("running  run  step") for line in lines[:-1])
+    assert lines[-1].startswith("finished  run  step 900/900")
+
+
+def test_once_for_a_trainer_that_hangs(tmp_path):
+    """Asked once, the monitor takes the time that a verdict takes."""
+    trainer = start(tmp_path, *SETTINGS, "--set=train.epochs=4000", "--name", "run")
+    wait_for_epochs(RunDir(tmp_path / "run"), 1)
+    os.killpg(trainer.pid, signal.SIGSTOP)
+    started = time.monotonic()
+    assert json.loads(piped("monitor", "--json", "--runs-dir", str(tmp_path)).stdout)["state"] == "stalled"
+    assert time.monotonic() - started < 12
+    os.killpg(trainer.pid, signal.SIGKILL)
+    trainer.communicate()
+    assert json.loads(piped("monitor", "--json", "--runs-dir", str(tmp_path)).stdout)["state"] == "crashed"
+
+
+def test_a_picture(finished, tmp_path):
+    done = piped("monitor", "--svg", str(tmp_path / "run.svg"), "--runs-dir", str(finished.path.parent))
+    text = (tmp_path / "run.svg").read_text(encoding="utf-8")
+    assert done.returncode == 0 and text.startswith("<svg") and "finished" in text and "loss" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["--once"], "there is no run in"),
+        (["--json"], "start one: clipctl train"),
+        (["nothing", "--once"], "there is no run 'nothing'"),
+        (["--all"], "there is no run in"),
+    ],
+)
+def test_nothing_to_show(tmp_path, arguments, complaint):
+    done = piped("monitor", *arguments, "--runs-dir", str(tmp_path))
+    assert done.returncode == 2 and complaint in done.stderr and "Traceback" not in done.stderr
+
+
+def test_several_matches_and_a_directory_that_is_no_run(finished, tmp_path):
+    RunDir.create(tmp_path, "tiny", "overt").write_config("preset: tiny\n")
+    done = piped("monitor", "ove", "--once", "--runs-dir", str(tmp_path))
+    assert done.returncode == 2 and "could be any of over, overt" in done.stderr
+    done = piped("monitor", str(tmp_path), "--once", "--runs-dir", str(tmp_path))
+    assert done.returncode == 2 and "Traceback" not in done.stderr
+
+
+# --- background -----------------------------------------------------------------------------------------------
+
+
+def test_a_detached_run_outlives_its_terminal_and_stops_when_asked(tmp_path, terminal):
+    seen = terminal(
+        "train",
+        "--detach",
+        "--runs-dir",
+        str(tmp_path),
+        "--name",
+        "run",
+        *SETTINGS,
+        "--set=train.epochs=9000",
+        columns=200,
+    )
+    seen.wait_for("in the background", "clipctl monitor", "clipctl stop", "train.log")
+    assert seen.end() == 0
+    seen.close()
+    run = RunDir(tmp_path / "run")
+    wait_for_epochs(run, 1)
+    status = run.status()
+    assert status is not None and psutil.pid_exists(status.pid)
+    listed = json.loads(piped("runs", "--json", "--runs-dir", str(tmp_path)).stdout)["runs"]
+    assert [(row["run"], row["state"]) for row in listed] == [("run", "running")]
+    done = piped("stop", "run", "--runs-dir", str(tmp_path))
+    assert done.returncode == 0 and "stopped at step" in done.stdout and "--resume" in done.stdout
+    assert probe(status) == "dead"
+    assert "images/s" in run.log_file.read_text()
+    again = piped("stop", "run", "--runs-dir", str(tmp_path))
+    assert again.returncode == 2 and "is not running" in again.stderr
+
+
+def test_a_detached_run_that_cannot_start_says_why_and_leaves_nothing(tmp_path):
+    done = piped("train", "--detach", "--runs-dir", str(tmp_path), "--epochs", "x")
+    assert done.returncode == 2 and "train.epochs must be" in done.stderr and not list(tmp_path.iterdir())
+
+
+def test_a_detached_run_as_a_document(tmp_path):
+    done = piped("train", "--detach", "--json", "--runs-dir", str(tmp_path), *SETTINGS)
+    document = json.loads(done.stdout)
+    assert psutil.pid_exists(document["pid"]) or RunDir(tmp_path / document["run"]).status() is not None
+    psutil.wait_procs([psutil.Process(document["pid"])] if psutil.pid_exists(document["pid"]) else [], timeout=60)
