@@ -21,7 +21,17 @@ LAYERS = [
     {"bench", "monitor", "inference", "interop"},
     {"cli"},
 ]
-TORCH_FREE = ["errors", "config", "runs.rundir", "runs.metrics", "runs.checkpoints", "model.cost", "cli.app"]
+TORCH_FREE = [
+    "errors",
+    "config",
+    "runs.rundir",
+    "runs.metrics",
+    "runs.checkpoints",
+    "runs.store",
+    "monitor.watch",
+    "model.cost",
+    "cli.app",
+]
 
 
 def imported_parts(path: Path) -> set[str]:

@@ -26,6 +26,9 @@ def commands() -> list[str]:
     return found + [command.format(seed=0) for _, command in NEXT_COMMANDS]
 
 
+ONE_LOOK = {"--once", "--json", "--svg"}
+
+
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     """A place with one run, stopped and ready to go on, as the documents assume."""
@@ -38,12 +41,17 @@ def runs(tmp_path_factory):
 
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
-def test_documented_commands_are_accepted(command, monkeypatch, runs):
-    monkeypatch.chdir(ROOT)
+def test_documented_commands_are_accepted(command, monkeypatch, runs, tmp_path):
+    monkeypatch.chdir(tmp_path if "--svg" in command else ROOT)
     monkeypatch.setenv("CLIPCTL_RUNS", str(runs))
     arguments = shlex.split(command.split(" > ")[0], comments=True)[1:]
-    done = CliRunner().invoke(app, [*arguments, *(["--dry-run"] if arguments[0] == "train" else [])])
-    assert done.exit_code == 0, done.output
+    monkeypatch.setenv("COLUMNS", "120")
+    extra = {"train": ["--dry-run"], "monitor": [] if set(arguments) & ONE_LOOK else ["--once"]}
+    done = CliRunner().invoke(app, [*arguments, *extra.get(arguments[0], [])])
+    if arguments[0] == "stop":  # the run of this test is not live
+        assert done.exit_code == 2 and "is not running" in done.stderr
+    else:
+        assert done.exit_code == 0, done.output
 
 
 def test_there_are_commands_to_check():

@@ -1,5 +1,6 @@
 """clipctl train"""
 
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from clipctl.training.resume import Resumption
 
 NEXT_COMMANDS = (
+    ("all of it again, in one picture", "clipctl monitor --once"),
     ("more pictures, harder to tell apart", "clipctl train synthetic:2000 --epochs 20"),
     ("the size the notes measured: see the plan first", "clipctl train --preset small --dry-run"),
     ("the same weights again", "clipctl train --seed {seed}"),
@@ -81,6 +83,7 @@ def train(
 
     from clipctl.config import resolve
     from clipctl.hardware import disk
+    from clipctl.monitor.watch import RunWatcher
     from clipctl.runs.rundir import RunDir
     from clipctl.training import loop
     from clipctl.training.plan import make_plan
@@ -110,6 +113,10 @@ def train(
     console.print(f"run          {run.path}" + (f", from step {checkpoint.step}" if checkpoint else ""), markup=False)
     with TerminalWatcher(console) as watcher:
         summary = loop.train(plan, run, watcher, resume_from=checkpoint)
+    for alert in RunWatcher(run).look(time.monotonic()).alerts:
+        console.print(
+            render.plain(f"warning: {alert.what}: {alert.why}. {alert.todo}.", style="yellow"), soft_wrap=True
+        )
     if json:
         render.print_json("train", summary.to_dict())
         return

@@ -118,7 +118,7 @@ class TrainLoader:
         timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
         self._sampler = sampler
-        self._timeout_s = timeout_s
+        self._timeout_s = timeout_s if workers else None
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=sampler,
@@ -134,11 +134,10 @@ class TrainLoader:
 
     def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
         self._sampler.start(epoch, first_batch)
-        timeout_s = self._timeout_s if self._loader.num_workers else None
-        with _signals_held(), _alarm(timeout_s):  # workers are started here the first time, later asked to go on
+        with _signals_held(), _alarm(self._timeout_s):  # workers are started here the first time, later asked to go on
             batches = iter(self._loader)
         while True:
-            with _alarm(timeout_s):
+            with _alarm(self._timeout_s):
                 batch = next(batches, None)
             if batch is None:
                 return
@@ -157,7 +156,7 @@ class TrainLoader:
                 return TrainingError(f"loader worker {number} (process {worker.pid}) ended with {how}", hint)
         number = batches._task_info[batches._rcvd_idx][0]  # who owes the next batch
         pid = batches._workers[number].pid
-        return TrainingError(f"loader worker {number} (process {pid}) has been silent for {self._timeout_s:g} s", hint)
+        return TrainingError(f"loader worker {number} (process {pid}) has been silent for {self._timeout_s} s", hint)
 
     def close(self) -> None:
         """End the workers. They do not listen to signals, so nothing else would before the process is gone."""
