@@ -1,7 +1,7 @@
 """Curves as characters: eight braille dots a cell, or plain ASCII where the terminal knows no more."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
@@ -9,6 +9,11 @@ from rich.text import Text
 LABEL_WIDTH = 7
 # Bit of each dot of a braille cell, by column and row.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
+# The dots from one row to another, counted from below: by column, then 4 * first + last.
+_SPANS = tuple(
+    tuple(sum(dots[3 - row] for row in range(first, last + 1)) for first in range(4) for last in range(4))
+    for dots in _DOTS
+)
 _ASCII_BY_DOTS = " .:+*"  # by how many of a cell's rows are set, at most
 
 
@@ -30,16 +35,17 @@ class Canvas:
         self._marks = [[""] * width for _ in range(height)]
         self._styles = [[""] * width for _ in range(height)]
 
-    def dot(self, x: int, y: int, style: str) -> None:
-        """x and y count dots from the lower left."""
-        column, row = x // 2, self.height - 1 - y // 4
-        if 0 <= column < self.width and 0 <= row < self.height:
-            self._bits[row][column] |= _DOTS[x % 2][3 - y % 4]
-            self._styles[row][column] = style
-
     def bar(self, x: int, low: int, high: int, style: str) -> None:
-        for y in range(max(0, low), min(self.height * 4 - 1, high) + 1):
-            self.dot(x, y, style)
+        """Dots above each other, cell by cell. x and y count dots from the lower left."""
+        column, low, high = x // 2, max(0, low), min(self.height * 4 - 1, high)
+        if not 0 <= column < self.width or high < low:
+            return
+        spans, bottom, top = _SPANS[x % 2], low // 4, high // 4
+        for cell in range(bottom, top + 1):
+            row = self.height - 1 - cell
+            first, last = (low % 4 if cell == bottom else 0), (high % 4 if cell == top else 3)
+            self._bits[row][column] |= spans[first * 4 + last]
+            self._styles[row][column] = style
 
     def mark(self, x: int, y: int, character: str, style: str) -> None:
         column, row = x // 2, self.height - 1 - y // 4
@@ -47,18 +53,25 @@ class Canvas:
             self._marks[row][column], self._styles[row][column] = character, style
 
     def lines(self, *, ascii_only: bool) -> list[Text]:
-        return [
-            Text.assemble(*(self._cell(row, column, ascii_only) for column in range(self.width)))
-            for row in range(self.height)
-        ]
+        return [self._line(row, ascii_only) for row in range(self.height)]
 
-    def _cell(self, row: int, column: int, ascii_only: bool) -> tuple[str, str]:
-        bits, style = self._bits[row][column], self._styles[row][column]
+    def _line(self, row: int, ascii_only: bool) -> Text:
+        """Neighbours of one colour are added together: a piece of text for every cell would be most of the work."""
+        characters = [self._character(row, column, ascii_only) for column in range(self.width)]
+        styles, line, begin = self._styles[row], Text(), 0
+        for column in range(1, self.width + 1):
+            if column == self.width or styles[column] != styles[begin]:
+                line.append("".join(characters[begin:column]), styles[begin])
+                begin = column
+        return line
+
+    def _character(self, row: int, column: int, ascii_only: bool) -> str:
         if mark := self._marks[row][column]:
-            return ("o" if ascii_only else mark), style
-        if not ascii_only:
-            return (chr(0x2800 + bits) if bits else " "), style
-        return _ASCII_BY_DOTS[min(4, bits.bit_count())], style
+            return "o" if ascii_only else mark
+        bits = self._bits[row][column]
+        if ascii_only:
+            return _ASCII_BY_DOTS[min(4, bits.bit_count())]
+        return chr(0x2800 + bits) if bits else " "
 
 
 def chart(
@@ -83,7 +96,7 @@ def chart(
     canvas = Canvas(columns, rows)
     if level is not None:
         for x in range(0, columns * 2, 4):
-            canvas.dot(x, scale(level), "dim")
+            canvas.bar(x, scale(level), scale(level), "dim")
     for curve in curves:
         _draw(canvas, curve, scale, x_low, x_high)
     labels = {0: scale.high, rows // 2: scale.at(0.5), rows - 1: scale.low}
@@ -126,28 +139,43 @@ class _Scale:
 
 
 def _draw(canvas: Canvas, curve: Curve, scale: _Scale, x_low: float, x_high: float) -> None:
-    span = (x_high - x_low) or 1.0
+    factor = (canvas.width * 2 - 1) / ((x_high - x_low) or 1.0)
+    if not curve.is_joined:
+        for x, low, _ in curve.points:
+            canvas.mark(round((x - x_low) * factor), scale(low), "◆", curve.style)
+        return
     before: tuple[int, int] | None = None
-    for x, low, high in curve.points:
-        column = round((x - x_low) / span * (canvas.width * 2 - 1))
+    for column, low, high in _by_column(curve.points, x_low, factor):
         bottom, top = scale(low), scale(high)
-        if not curve.is_joined:
-            canvas.mark(column, bottom, "◆", curve.style)
-            continue
         canvas.bar(column, bottom, top, curve.style)
         if before is not None:
             _join(canvas, before, (column, (bottom + top) // 2), curve.style)
         before = (column, (bottom + top) // 2)
 
 
+def _by_column(
+    points: Sequence[tuple[float, float, float]], x_low: float, factor: float
+) -> Iterator[tuple[int, float, float]]:
+    """The points that share a column of dots as one, from the lowest to the highest."""
+    current, lowest, highest = -1, 0.0, 0.0
+    for x, low, high in points:
+        column = int((x - x_low) * factor + 0.5)
+        if column == current:
+            lowest, highest = (low if low < lowest else lowest), (high if high > highest else highest)
+            continue
+        if current >= 0:
+            yield current, lowest, highest
+        current, lowest, highest = column, low, high
+    if current >= 0:
+        yield current, lowest, highest
+
+
 def _join(canvas: Canvas, start: tuple[int, int], end: tuple[int, int], style: str) -> None:
     """A line between two points, a bar for each column in between."""
     (x0, y0), (x1, y1) = start, end
-    for x in range(x0, x1 + 1):
-        share = (x - x0) / (x1 - x0) if x1 > x0 else 1.0
-        following = (x + 1 - x0) / (x1 - x0) if x1 > x0 else 1.0
-        ends = sorted((round(y0 + (y1 - y0) * share), round(y0 + (y1 - y0) * min(1.0, following))))
-        canvas.bar(x, ends[0], ends[1] if x < x1 else ends[0], style)
+    for x in range(x0, x1):
+        low, high = sorted(round(y0 + (y1 - y0) * (x + more - x0) / (x1 - x0)) for more in (0, 1))
+        canvas.bar(x, low, high, style)
 
 
 def number(value: float) -> str:

@@ -300,9 +300,11 @@ def _wrapped(texts: Sequence[Text], width: int, limit: int) -> list[Text]:
 def _fit(lines: list[Text], width: int, height: int, *, ascii_only: bool) -> list[Text]:
     fitted = []
     for line in lines[:height]:
-        line = line.copy()
-        line.truncate(width, overflow="ellipsis" if width > 1 else "crop")
+        if line.cell_len > width:
+            line = line.copy()
+            line.truncate(width, overflow="ellipsis" if width > 1 else "crop")
         if ascii_only:
+            line = line.copy()
             line.plain = line.plain.translate(_ASCII).encode("ascii", "replace").decode()
         fitted.append(line)
     return fitted + [Text("")] * (height - len(fitted))

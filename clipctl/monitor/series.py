@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_BUCKETS = 2048
+MAX_BUCKETS = 1024
 
 
 @dataclass(slots=True)
@@ -36,9 +36,11 @@ class Series:
     def __init__(self) -> None:
         self.buckets: list[Bucket] = []
         self._values_per_bucket = 1
+        self._smoothed: dict[float, list[tuple[float, float]]] = {}  # by span, until the next values
 
     def extend(self, positions: Sequence[float], values: Sequence[float]) -> None:
         """Values that are not finite are left out."""
+        self._smoothed = {}
         if not math.isfinite(sum(values)):
             pairs = [pair for pair in zip(positions, values, strict=True) if math.isfinite(pair[1])]
             positions, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
@@ -50,11 +52,14 @@ class Series:
 
     def smoothed(self, span: float) -> list[tuple[float, float]]:
         """Positions and the exponential mean over about `span` values, without a bias towards the first one."""
+        if span in self._smoothed:
+            return self._smoothed[span]
         points, mean, weight = [], 0.0, 0.0
         for bucket in self.buckets:
             keep = math.exp(-bucket.count / span) if span > 0 else 0.0
             mean, weight = keep * mean + (1 - keep) * bucket.mean, keep * weight + (1 - keep)
             points.append((bucket.last, mean / weight))
+        self._smoothed[span] = points
         return points
 
     def _fill_last(self, positions: Sequence[float], values: Sequence[float]) -> int:

@@ -15,6 +15,8 @@ from clipctl.runs import metrics
 PHASES = ("data_s", "transfer_s", "forward_s", "backward_s", "optimizer_s")
 WINDOW = 50  # steps that "now" means
 SPEED_WINDOW = 20
+MAX_EVALUATIONS = 400
+RECENT_EVALUATIONS = 20  # these are never thinned out
 KEPT_CHECKPOINTS = 5
 KEPT_EVENTS = 20
 
@@ -61,10 +63,6 @@ class RunView:
             if row.get("kind") == metrics.RESUME:  # the reader lets rows begin with it
                 self._fold_resume(row)
         self.loss.extend(rows.steps, rows.losses)
-        self.grad_norm.extend(rows.steps, rows.grad_norms)
-        if not math.isfinite(sum(rows.losses) + sum(rows.grad_norms)):
-            triples = zip(rows.steps, rows.losses, rows.grad_norms, strict=True)
-            self.skipped.extend(step for step, *values in triples if not all(map(math.isfinite, values)))
         self._fold_samples(rows.samples)
         for row in rows.others:
             self._fold_other(row)
@@ -76,8 +74,13 @@ class RunView:
         if not samples:
             return
         steps = [int(number(row["step"])) for row in samples]
-        for series, key in ((self.accuracy, "accuracy"), (self.speed, "images_per_s")):
+        for series, key in (
+            (self.grad_norm, "grad_norm"),
+            (self.accuracy, "accuracy"),
+            (self.speed, "images_per_s"),
+        ):
             series.extend(steps, [number(row.get(key)) for row in samples])
+        self.skipped.extend(step for step, row in zip(steps, samples, strict=True) if row.get("skipped"))
         elapsed = [self._base_s + number(row.get("elapsed_s")) for row in samples]
         self.clock += zip(steps, elapsed, strict=True)
         if len(self.clock) > 4096:
@@ -95,6 +98,11 @@ class RunView:
                 values = (number(row.get(key)) for key in ("val_loss", "score"))
                 elapsed_s = self._base_s + number(row.get("elapsed_s"))
                 self.evaluations.append(EvalPoint(int(_or_zero(number(row.get("step")))), elapsed_s, *values))
+                if len(self.evaluations) > MAX_EVALUATIONS:
+                    best = self.best
+                    earlier = self.evaluations[:-RECENT_EVALUATIONS]
+                    thinned = [point for index, point in enumerate(earlier) if index % 2 == 0 or point == best]
+                    self.evaluations[:-RECENT_EVALUATIONS] = thinned
             case metrics.CHECKPOINT:
                 self.checkpoints.append(row)
             case metrics.EVENT:

@@ -1,0 +1,196 @@
+"""The monitor on a metrics file of a million rows, and beside a live run:
+
+python benchmarks/monitor.py [--rounds 5] [--seconds 60]
+"""
+
+import argparse
+import fcntl
+import json
+import math
+import os
+import platform
+import pty
+import random
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+import termios
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from clipctl.runs import metrics
+from clipctl.runs.metrics import MetricsWriter
+from clipctl.runs.rundir import RunDir
+
+ROWS = 1_000_000
+SPIKE_STEP, SPIKE_LOSS = 400_000, 9.75
+
+
+def write_rows(path):
+    """Nine steps in ten, the rest system rows, evaluations and epochs, as the trainer writes them."""
+    chance = random.Random(0)
+    with path.open("w") as file:
+        file.write('{"kind":"header","schema":1,"run_id":"run"}\n')
+        rows, step = 1, 0
+        while rows < ROWS:
+            step += 1
+            base = {"time_s": 1e9 + step * 0.1, "elapsed_s": round(step * 0.1, 4)}
+            loss = SPIKE_LOSS if step == SPIKE_STEP else 3.3 * math.exp(-step / 200_000) + 0.2 * chance.random()
+            found = [{"kind": "step", **base, **step_values(step, loss, chance)}]
+            if step % 10 == 0:
+                found.append({"kind": "system", **base, **SYSTEM})
+            if step % 100 == 0:
+                scores = {"step": step, "epoch": step // 100, "val_loss": loss, "score": 0.5}
+                found.append({"kind": "eval", **base, **scores})
+            file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in found)
+            rows += len(found)
+    return step
+
+
+SYSTEM = {
+    "cpu_per_core": [0.5, 0.6],
+    "process_cpu": 1.5,
+    "rss_bytes": 10**9,
+    "available_bytes": 10**10,
+    "swap_used_bytes": 0,
+    "disk_free_bytes": 10**11,
+    "temperature_c": None,
+    "power_w": None,
+    "device_memory_bytes": None,
+}
+
+
+def step_values(step, loss, chance):
+    return {
+        "step": step,
+        "epoch": step // 100 + 1,
+        "loss": loss,
+        "accuracy": chance.random(),
+        "lr": 8e-4,
+        "temperature": 0.07,
+        "grad_norm": chance.random(),
+        "batch_size": 27,
+        "images_per_s": 270.0,
+        "step_s": 0.1,
+        "data_s": 0.001,
+        "transfer_s": 0.0001,
+        "forward_s": 0.03,
+        "backward_s": 0.06,
+        "optimizer_s": 0.005,
+    }
+
+
+MEASURE = """
+import os, subprocess, sys, time
+started = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.PIPE)
+output = process.stdout.read()
+_, _, usage = os.wait4(process.pid, 0)
+print(time.perf_counter() - started, usage.ru_maxrss * 1024, len(output))
+"""
+
+
+def once(root):
+    """Seconds and bytes of one look, measured in a small process because a child begins with its parent's memory."""
+    command = [sys.executable, "-m", "clipctl", "monitor", "--once", "--runs-dir", str(root)]
+    done = subprocess.run([sys.executable, "-c", MEASURE, *command], capture_output=True, text=True, check=True)
+    seconds, memory_bytes, _ = done.stdout.split()
+    return float(seconds), float(memory_bytes)
+
+
+class Live:
+    """A run that goes on: this process poses as its trainer, ten steps a second."""
+
+    def __init__(self, run, first_step):
+        self._run, self._step = run, first_step
+        self._writer = MetricsWriter(run.metrics_file, "run")
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._go_on)
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stopped.set()
+        self._thread.join()
+        self._writer.close()
+
+    def _go_on(self):
+        chance = random.Random(1)
+        while not self._stopped.wait(0.1):
+            self._step += 1
+            self._writer.write(metrics.STEP, step_values(self._step, 0.3, chance), elapsed_s=self._step * 0.1)
+            if self._step % 10 == 0:
+                self._writer.write(metrics.SYSTEM, SYSTEM, elapsed_s=self._step * 0.1)
+                self._run.write_status("running", attempt=1, step=self._step, total_steps=10**7)
+
+
+def watch(root, seconds):
+    """Seconds to the first frame in a terminal, and the share of a core that the frames after it take."""
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", 36, 120, 0, 0))
+    command = [sys.executable, "-m", "clipctl", "monitor", "--runs-dir", str(root)]
+    environment = {**os.environ, "TERM": "xterm-256color"}
+    started = time.perf_counter()
+    process = subprocess.Popen(command, stdin=slave, stdout=slave, stderr=slave, env=environment)
+    output = b""
+    while b"q quit" not in output:
+        output += os.read(master, 65536)
+    first_frame_s = time.perf_counter() - started
+    threading.Thread(target=drain, args=(master,), daemon=True).start()
+    share = None
+    if seconds:
+        time.sleep(2)
+        watched = psutil.Process(process.pid)
+        before, began = sum(watched.cpu_times()[:2]), time.perf_counter()
+        time.sleep(seconds)
+        share = (sum(watched.cpu_times()[:2]) - before) / (time.perf_counter() - began)
+    os.write(master, b"q")
+    process.wait(10)
+    return first_frame_s, share
+
+
+def drain(master):
+    while True:
+        try:
+            os.read(master, 65536)
+        except OSError:
+            return
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=60)
+    asked = parser.parse_args()
+    print(f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}")
+    with tempfile.TemporaryDirectory() as name:
+        long, short = (RunDir.create(Path(name) / kind, "tiny", "run") for kind in ("long", "short"))
+        for run in (long, short):
+            run.write_config("preset: tiny\n")
+            run.write_status("running", attempt=1, step=1, total_steps=10**7)
+        last_step = write_rows(long.metrics_file)
+        looks = []
+        for _ in range(asked.rounds):
+            long.write_status("running", attempt=1, step=1, total_steps=10**7)  # a fresh sign of life
+            looks.append(once(long.path.parent))
+        seconds, memory = (statistics.median(values) for values in zip(*looks, strict=True))
+        size_mb = long.metrics_file.stat().st_size / 1e6
+        print(f"--once on {ROWS:,} rows ({size_mb:.0f} MB): {seconds:.2f} s, {memory / 1e6:.0f} MB")
+        with Live(long, last_step):
+            _, share = watch(long.path.parent, asked.seconds)
+        print(f"afterwards at 1 Hz, over {asked.seconds:g} s: {share:.1%} of a core")
+        with Live(short, 1):
+            time.sleep(2)
+            first = statistics.median(watch(short.path.parent, 0)[0] for _ in range(asked.rounds))
+        print(f"start to first frame on a live run: {first:.2f} s")
+
+
+if __name__ == "__main__":
+    main()
