@@ -101,7 +101,7 @@ def chart(
         _draw(canvas, curve, scale, x_low, x_high)
     labels = {0: scale.high, rows // 2: scale.at(0.5), rows - 1: scale.low}
     lines = [
-        Text(f"{number(labels[row]) if row in labels else '':>{LABEL_WIDTH}} ", style="dim") + line
+        Text.assemble((f"{number(labels[row]) if row in labels else '':>{LABEL_WIDTH}} ", "dim"), line)
         for row, line in enumerate(canvas.lines(ascii_only=ascii_only))
     ]
     left, right = x_label

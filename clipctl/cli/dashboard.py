@@ -230,9 +230,13 @@ def _machine(view: RunView, width: int, options: Options) -> list[Text]:
             f"  device {_size(device)}" if device > 0 else "",
         )
     )
-    shares = view.phase_shares()
-    split = "  ".join(f"{phase.removesuffix('_s')} {value:.0%}" for phase, value in shares.items())
-    lines.append(Text.assemble(("step    ", "dim"), f"{_value(view.latest('step_s'), '.3f')} s  {split}"))
+    split = [f"{phase.removesuffix('_s')} {value:.0%}" for phase, value in view.phase_shares().items()]
+    cut = len(split) if width >= 76 else 3
+    lines.append(
+        Text.assemble(("step    ", "dim"), "  ".join([f"{_value(view.latest('step_s'), '.3f')} s", *split[: cut - 1]]))
+    )
+    if split[cut - 1 :]:
+        lines.append(Text(f"{'':<8}{'  '.join(split[cut - 1 :])}"))
     temperature, power = number(system.get("temperature_c")), number(system.get("power_w"))
     if math.isfinite(temperature) or math.isfinite(power):
         parts = [
@@ -248,8 +252,7 @@ def _checkpoints(view: RunView) -> list[Text]:
         return [Text.assemble(("saved   ", "dim"), "nothing yet")]
     last = view.checkpoints[-1]
     size, seconds = _size(number(last.get("size_bytes"))), _value(number(last.get("save_s")), ".2f")
-    steps = ", ".join(str(row.get("step")) for row in view.checkpoints)
-    return [Text.assemble(("saved   ", "dim"), render.plain(f"steps {steps}  ({size} in {seconds} s)"))]
+    return [Text.assemble(("saved   ", "dim"), render.plain(f"step {last.get('step')}, {size} in {seconds} s"))]
 
 
 def _alerts(snapshot: Snapshot, width: int, lines: int) -> list[Text]:
@@ -259,7 +262,7 @@ def _alerts(snapshot: Snapshot, width: int, lines: int) -> list[Text]:
     for alert in snapshot.alerts:
         style = "bold red" if alert.severity == "bad" else "yellow"
         text = Text.assemble(("! ", style), render.plain(alert.what, style=style))
-        text.append_text(render.plain(f": {alert.why}. {alert.todo}."))
+        text.append_text(render.plain(f": {alert.why}; {alert.todo}"))
         texts.append(text)
     return _wrapped(texts, width, lines)
 

@@ -114,9 +114,7 @@ def train(
     with TerminalWatcher(console) as watcher:
         summary = loop.train(plan, run, watcher, resume_from=checkpoint)
     for alert in RunWatcher(run).look(time.monotonic()).alerts:
-        console.print(
-            render.plain(f"warning: {alert.what}: {alert.why}. {alert.todo}.", style="yellow"), soft_wrap=True
-        )
+        console.print(render.plain(f"warning: {alert.what}: {alert.why}; {alert.todo}", style="yellow"), soft_wrap=True)
     if json:
         render.print_json("train", summary.to_dict())
         return

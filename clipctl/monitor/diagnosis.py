@@ -16,6 +16,7 @@ MIN_STEPS = 50  # before that, nothing is said about the course of the training
 CHANCE_SHARE = 0.97
 SPIKE_SIGMAS = 8
 NORM_JUMP = 10
+OVERFITTING = 1.15  # of the lowest validation loss
 DATA_SHARE = 0.30
 SLOWDOWN = 0.15
 PRESSURE_SHARE = 0.05  # of the memory, still available
@@ -174,7 +175,7 @@ def validation(view: RunView, facts: Facts) -> Iterator[Alert]:
             "the model gets worse on pictures it has not seen",
             "lower the rate, take more pictures, or stop: the best checkpoint is kept",
         )
-    elif len(since) >= 3 and last.val_loss > 1.05 * lowest.val_loss and _falls(view, lowest.step):
+    elif len(since) >= 3 and last.val_loss > OVERFITTING * lowest.val_loss and _falls(view, lowest.step):
         yield Alert(
             "overfitting",
             "warn",
