@@ -303,6 +303,11 @@ def test_a_detached_run_outlives_its_terminal_and_stops_when_asked(tmp_path, ter
     assert "images/s" in run.log_file.read_text()
     again = piped("stop", "run", "--runs-dir", str(tmp_path))
     assert again.returncode == 2 and "is not running" in again.stderr
+    done = piped("train", "--resume", "--detach", "--runs-dir", str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert piped("stop", "run", "--runs-dir", str(tmp_path)).returncode == 0
+    resumed = run.status()
+    assert resumed is not None and resumed.attempt == 2 and len(RunDir.all(tmp_path)) == 1
 
 
 def test_a_detached_run_that_cannot_start_says_why_and_leaves_nothing(tmp_path):

@@ -20,14 +20,14 @@ def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_j
     """Start the training in the background, wait until it runs, say how to watch and stop it."""
     arguments = [argument for argument in sys.argv[1:] if argument not in ("--detach", "--json")]
     if resume is not None:
-        named, _ = parse_reference(root, resume)
+        named, which = parse_reference(root, resume)
         run = RunDir.find(root, named) if named else RunDir.newest_unfinished(root)
+        arguments += ["--resume", f"{run.path}@{which}" if which else str(run.path)]  # the last one given counts
     else:
         name = check_name(name) if name else new_name(preset)
         run = RunDir.create(root, preset, name)
         run.release()
-        if "--name" not in arguments:
-            arguments += ["--name", name]
+        arguments += ["--name", name]
     process = launch(run, arguments)
     wait_until_running(run, process)
     if as_json:
