@@ -1,7 +1,9 @@
 """The program: clipctl, or python -m clipctl."""
 
+import io
 import os
 import signal
+import sys
 from contextlib import suppress
 from types import FrameType
 
@@ -11,6 +13,9 @@ def main() -> None:
     # it happens to be, is lost when it happens to be inside an import that forgives.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, _leave)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a dash that a terminal does not know must not end a command
     from clipctl.cli.app import app
 
     app()

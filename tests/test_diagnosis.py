@@ -126,6 +126,22 @@ def test_spike_and_forgotten_later(tmp_path):
     assert not Story(tmp_path / "b").tell(row=lambda step: {"loss": 4.5} if step == 200 else {}).alerts()
 
 
+@pytest.mark.parametrize(("level", "noise"), [(0.5, 0.15), (1.0, 0.2)])
+def test_noise_on_a_long_run_is_no_spike(tmp_path, level, noise):
+    """Past a thousand steps neighbours share a bucket; their means vary less than the steps do."""
+    chance = random.Random(2)
+    story = Story(tmp_path / "metrics.jsonl")
+    story.tell(12_000, row=lambda step: {"loss": max(0.01, level + chance.gauss(0, noise))})
+    assert "spike" not in story.alerts(total_steps=12_000)
+
+
+def test_a_crash_and_a_failure_are_named(story):
+    story.tell(100)
+    assert names(story.alerts(state="crashed", handle="a1f3")) == {"crashed"}
+    assert "clipctl train --resume a1f3" in story.alerts(state="crashed", handle="a1f3")["crashed"].todo
+    assert names(story.alerts(state="failed")) == {"failed"}
+
+
 def test_gradient_norm_jump(story):
     alerts = story.tell(row=lambda step: {"grad_norm": 60.0} if step > 370 else {}).alerts()
     assert names(alerts) == {"grad_norm_jump"}
@@ -205,5 +221,5 @@ def test_rows_with_nothing_in_them(tmp_path):
     view = RunView()
     for rows in MetricsTail(path).poll()[1]:
         view.fold(rows)
-    assert view.step == 199 and len(CHECKS) == 13
+    assert view.step == 199 and len(CHECKS) == 14
     assert not diagnose(view, FACTS)

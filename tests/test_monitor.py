@@ -12,6 +12,7 @@ import time
 import psutil
 import pytest
 
+from clipctl.cli.dashboard import Options, dashboard
 from clipctl.errors import RunError
 from clipctl.monitor import liveness
 from clipctl.monitor.liveness import Quiet, probe, run_state
@@ -61,6 +62,13 @@ def path(tmp_path):
 @pytest.fixture
 def writer(path):
     return Writer(path, "run")
+
+
+@pytest.fixture
+def run(tmp_path):
+    run = RunDir.create(tmp_path, "tiny", "run")
+    run.write_config("preset: tiny\n")
+    return run
 
 
 def read(tail, view):
@@ -147,6 +155,59 @@ def test_a_file_that_is_another_one_now(path, writer, how):
     assert view.step == 7 and len(view.loss.buckets) == 7
 
 
+@pytest.mark.parametrize("how", ["replaced", "cut"])
+def test_a_file_that_is_another_one_and_already_as_long(path, writer, how):
+    writer.steps(1, 50, loss=1.0)
+    tail = MetricsTail(path)
+    view = read(tail, RunView())
+    if how == "replaced":
+        path.unlink()
+    else:
+        os.truncate(path, 0)
+    Writer(path, "another").steps(1, 70, loss=2.0)
+    view = read(tail, view)
+    assert [bucket.mean for bucket in view.loss.buckets] == [2.0] * 70
+
+
+def test_a_resume_that_comes_while_the_file_is_read(path, writer):
+    writer.steps(1, 10, loss=1.0)
+    tail, view = MetricsTail(path), RunView()
+    _, rows = tail.poll()
+    writer.write(metrics.RESUME, {"step": 6, "attempt": 2})
+    writer.steps(7, 8, loss=2.0)
+    for part in rows:
+        view.fold(part)
+    view = read(tail, view)
+    assert [bucket.mean for bucket in view.loss.buckets] == [1.0] * 6 + [2.0] * 2
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        '"step":5',
+        '"step":true,"loss":1',
+        '"step":5,"elapsed_s":1e999,"loss":1e308',
+        f'"step":{"9" * 400},"loss":1',
+        f'"step":5,"loss":{"9" * 400},"images_per_s":{"9" * 5000}',
+        '"step":-5,"loss":-1e308,"temperature":0,"batch_size":-1',
+        '"step":5,"epoch":"x","loss":[],"temperature":{}',
+    ],
+)
+@pytest.mark.parametrize("size", [(120, 36), (80, 24), (40, 8), (1, 1)])
+def test_odd_rows_do_not_end_the_dashboard(run, values, size):
+    writer = Writer(run.metrics_file, "run")
+    writer.steps(1, 3)
+    with run.metrics_file.open("a") as file:
+        file.write(f'{{"kind":"step",{values}}}\n{{"kind":"eval",{values},"val_loss":1e308,"score":1e999}}\n')
+        file.write(f'{{"kind":"system",{values},"cpu_per_core":["x",null],"rss_bytes":"y"}}\n')
+    run.write_status("running", attempt=1, step=5, total_steps=10)
+    for over_time in (False, True):
+        snapshot = RunWatcher(run).look(0.0)
+        lines = dashboard(snapshot, ["other"], Options(over_time=over_time, log=over_time), *size)
+        assert len(lines) == size[1] and all(line.cell_len <= size[0] for line in lines)
+    json.dumps(snapshot.to_dict())
+
+
 def test_a_file_that_is_gone(path, writer):
     writer.steps(1, 5)
     tail = MetricsTail(path)
@@ -194,7 +255,7 @@ def test_garbage_is_passed_over(path, writer):
 def test_a_line_without_end_does_not_fill_the_memory(path, writer):
     writer.steps(1, 3)
     with path.open("ab") as file:
-        for _ in range(12):
+        for _ in range(40):
             file.write(b"x" * BLOCK_BYTES)
         file.write(b"\n")
     writer.steps(4, 5)
@@ -232,7 +293,7 @@ def test_a_long_file_shows_its_spike(path):
     view = fresh(path)
     assert view.step == 120_000 and view.elapsed_s == 12_000
     assert max(bucket.high for bucket in view.loss.buckets) == 8.5
-    assert len(view.loss.buckets) <= MAX_BUCKETS and len(view.clock) < 5000
+    assert len(view.loss.buckets) <= MAX_BUCKETS and view.seconds_at(60_000) == pytest.approx(6000, rel=0.01)
 
 
 # --- view -----------------------------------------------------------------------------------------------------
@@ -284,6 +345,8 @@ def status(**values):
         "total_steps": 10,
         "pid": os.getpid(),
         "process_created_s": psutil.Process().create_time(),
+        "process_since_boot_s": psutil.Process().create_time() - psutil.boot_time(),
+        "progress": 0,
         "host": socket.gethostname(),
         "heartbeat_s": time.time(),
     }
@@ -303,6 +366,7 @@ BUSY = Quiet(0.5, 0.5)
         ("running", "alive", Quiet(9, 9), 0.1, "stalled"),
         ("running", "alive", Quiet(0, 9), 0.1, "stalled"),  # the heart beats, but nothing gets done
         ("running", "alive", Quiet(0, 9), 6.0, "running"),  # steps of six seconds
+        ("running", "alive", Quiet(0, 60), None, "running"),  # the first step of a large model
         ("running", "elsewhere", BUSY, 0.1, "running"),
         ("running", "elsewhere", Quiet(9, 9), 0.1, "stalled"),
         ("finished", "dead", Quiet(999, 999), 0.1, "finished"),
@@ -316,14 +380,18 @@ def test_states(said, process, quiet, step_s, expected):
 
 def test_a_process_is_known_by_its_create_time():
     assert probe(status()) == "alive"
-    assert probe(status(process_created_s=psutil.Process().create_time() - 100)) == "dead"  # the number was reused
+    other = {"process_created_s": psutil.Process().create_time() - 100, "process_since_boot_s": 1.0}
+    assert probe(status(**other)) == "dead"  # the number was reused
+    assert probe(status(**{**other, "process_created_s": math.nan})) == "dead"
+    clock_was_set = psutil.Process().create_time() - 86_400
+    assert probe(status(process_created_s=clock_was_set)) == "alive"
     assert probe(status(host="another")) == "elsewhere"
 
 
 def test_a_stopped_and_a_dead_process():
     process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
     created_s = psutil.Process(process.pid).create_time()
-    known = status(pid=process.pid, process_created_s=created_s)
+    known = status(pid=process.pid, process_created_s=created_s, process_since_boot_s=created_s - psutil.boot_time())
     assert probe(known) == "alive"
     psutil.Process(process.pid).suspend()
     for _ in range(100):
@@ -337,13 +405,6 @@ def test_a_stopped_and_a_dead_process():
 
 
 # --- watching -------------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def run(tmp_path):
-    run = RunDir.create(tmp_path, "tiny", "run")
-    run.write_config("preset: tiny\n")
-    return run
 
 
 def test_silence_is_measured_by_the_watchers_own_clock(run, monkeypatch):

@@ -175,7 +175,7 @@ def wait_until_other(seen, before):
         time.sleep(0.02)
 
 
-@pytest.mark.parametrize("way", ["q", "ctrl-c", "SIGTERM", "SIGHUP"])
+@pytest.mark.parametrize("way", ["q", "ctrl-c", "SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_the_terminal_is_left_as_it_was_found(finished, terminal, way):
     seen = terminal("monitor", "--runs-dir", str(finished.path.parent))
     seen.wait_for("over  finished")
@@ -186,7 +186,7 @@ def test_the_terminal_is_left_as_it_was_found(finished, terminal, way):
         seen.press("q")
     else:
         seen.process.send_signal(signal.SIGINT)
-    assert seen.end() == {"q": 0, "ctrl-c": 130, "SIGTERM": 143, "SIGHUP": 129}[way]
+    assert seen.end() == {"q": 0, "ctrl-c": 130, "SIGTERM": 143, "SIGHUP": 129, "SIGQUIT": 131}[way]
     assert termios.tcgetattr(seen._slave) == seen.settings
     assert seen.output.rindex(b"\x1b[?1049l") > seen.output.rindex(b"\x1b[?1049h")
     assert seen.output.rindex(b"\x1b[?25h") > seen.output.rindex(b"\x1b[?25l")

@@ -1,6 +1,5 @@
 """clipctl train --detach: the same command again, as a process that belongs to no terminal."""
 
-import shutil
 import subprocess
 import sys
 import time
@@ -18,18 +17,18 @@ START_TIMEOUT_S = 300.0
 
 def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_json: bool) -> None:
     """Start the training in the background, wait until it runs, say how to watch and stop it."""
-    arguments = [argument for argument in sys.argv[1:] if argument not in ("--detach", "--json")]
     if resume is not None:
         named, which = parse_reference(root, resume)
         run = RunDir.find(root, named) if named else RunDir.newest_unfinished(root)
-        arguments += ["--resume", f"{run.path}@{which}" if which else str(run.path)]  # the last one given counts
+        which_run = f"--resume={run.path}@{which}" if which else f"--resume={run.path}"
     else:
         name = check_name(name) if name else new_name(preset)
         run = RunDir.create(root, preset, name)
         run.release()
-        arguments += ["--name", name]
-    process = launch(run, arguments)
-    wait_until_running(run, process)
+        which_run = f"--name={name}"
+    log_bytes = run.log_file.stat().st_size if run.log_file.exists() else 0
+    process = launch(run, ["train", which_run, *other_arguments(sys.argv[2:], resume)])
+    wait_until_running(run, process, log_bytes)
     if as_json:
         document = {"run": str(run.path), "pid": process.pid, "log": str(run.log_file), "state": "running"}
         render.print_json("train-detached", document)
@@ -41,6 +40,20 @@ def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_j
         ("log", str(run.log_file)),
     ):
         render.data().print(render.plain(f"{label:<8} {words}"), soft_wrap=True)
+
+
+def other_arguments(arguments: list[str], resume: str | None) -> list[str]:
+    """What was typed after `train`, without what is said otherwise now."""
+    kept: list[str] = []
+    skips_value = False
+    for argument in arguments:
+        if skips_value and argument == resume:
+            skips_value = False
+        elif argument == "--resume":
+            skips_value = True
+        elif argument not in ("--detach", "--json") and not argument.startswith("--resume="):
+            kept.append(argument)
+    return kept
 
 
 def launch(run: RunDir, arguments: list[str]) -> "subprocess.Popen[bytes]":
@@ -56,7 +69,7 @@ def launch(run: RunDir, arguments: list[str]) -> "subprocess.Popen[bytes]":
         )
 
 
-def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]") -> None:
+def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]", log_bytes: int) -> None:
     """Until it says so itself; if it ends instead, its own words are the error."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
@@ -64,10 +77,12 @@ def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]") -> None:
         if status is not None and status.pid == process.pid:
             return
         if process.poll() is not None:
-            words = run.log_file.read_text(encoding="utf-8", errors="replace")
-            sys.stderr.write(words[words.rfind("error: ") :] if "error: " in words else words)
-            if not RunDir.is_run(run.path):
-                shutil.rmtree(run.path)
+            words = run.log_file.read_bytes()[log_bytes:].decode(errors="replace")
+            sys.stderr.write(words[max(0, words.find("error: ")) :])
+            run.remove_if_stillborn()
+            if process.returncode < 0:
+                raise RunError(f"process {process.pid} was ended by signal {-process.returncode} before it trained")
             raise typer.Exit(process.returncode)
         time.sleep(0.05)
-    raise RunError(f"process {process.pid} has not begun to train after {START_TIMEOUT_S:g} s", f"see {run.log_file}")
+    hint = f"it goes on in the background: see {run.log_file}, or clipctl stop {run.handle}"
+    raise RunError(f"process {process.pid} has not begun to train after {START_TIMEOUT_S:g} s", hint)

@@ -257,7 +257,8 @@ def _checkpoints(view: RunView) -> list[Text]:
 
 def _alerts(snapshot: Snapshot, width: int, lines: int) -> list[Text]:
     if not snapshot.alerts:
-        return [Text("nothing is wrong", style="green")] if snapshot.view.step else []
+        is_well = snapshot.view.step > 0 and snapshot.state in ("running", "finished", "stopped")
+        return [Text("nothing is wrong", style="green")] if is_well else []
     texts = []
     for alert in snapshot.alerts:
         style = "bold red" if alert.severity == "bad" else "yellow"

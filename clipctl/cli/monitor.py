@@ -29,7 +29,7 @@ def monitor(
         watcher = RunWatcher(watching.find_run(root, run, waits=not looks_once, interval_s=interval))
         if looks_once:
             watching.show_once(console, watching.look_surely(watcher), svg=svg, as_json=json)
-        elif console.is_terminal and sys.stdin.isatty():
+        elif console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty():
             watching.Screen(console, root, watcher, interval).show()
         else:
             watching.follow(console, watcher, interval)

@@ -5,7 +5,7 @@ import select
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from clipctl.errors import ExitCode
@@ -17,16 +17,20 @@ def single_keys() -> Iterator[None]:
     try:
         import termios
         import tty
-
+    except ImportError:  # Windows
+        yield
+        return
+    try:
         before = termios.tcgetattr(sys.stdin.fileno())
-    except (ImportError, OSError, ValueError, termios.error):
+    except (OSError, ValueError, termios.error):
         yield
         return
     try:
         tty.setcbreak(sys.stdin.fileno())
         yield
     finally:
-        termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
+        with suppress(termios.error):  # the terminal itself may be gone
+            termios.tcsetattr(sys.stdin.fileno(), termios.TCSADRAIN, before)
 
 
 @contextmanager
@@ -34,10 +38,15 @@ def ends_by_exception() -> Iterator[None]:
     """Let signals end the program through its `finally` blocks, which give the terminal back."""
 
     def leave(number: int, frame: FrameType | None) -> None:
+        for each in before:
+            signal.signal(each, signal.SIG_IGN)  # a second one must not disturb the giving back
         raise SystemExit(ExitCode.INTERRUPTED if number == signal.SIGINT else 128 + number)
 
-    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
+    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+    numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, leave) for number in numbers}
+    if hasattr(signal, "SIGTSTP"):  # put to sleep, it would leave its screen behind
+        before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield
     finally:

@@ -146,7 +146,7 @@ class Screen:
         self._snapshot = self._watcher.look(now_s)
         if now_s - self._others_read >= OTHERS_INTERVAL_S:
             self._others_read = now_s
-            self._others = [run_line(row) for row in run_rows(self._root) if row["run"] != self._snapshot.run]
+            self._others = [line for line in other_lines(self._root) if line.split("  ")[0] != self._snapshot.run]
 
     def _draw(self) -> None:
         """Only the lines that differ from what is there; all of them after a resize."""
@@ -228,8 +228,12 @@ def run_cells(row: dict[str, Any]) -> tuple[str, ...]:
     return row["run"], row["state"], str(row["step"]), str(row["total_steps"]), score, age, size
 
 
-def run_line(row: dict[str, Any]) -> str:
-    return "  ".join(run_cells(row)[:3])
+def other_lines(root: Path) -> Iterator[str]:
+    """Every run in a line, from its status alone."""
+    for run in RunDir.all(root):
+        status = run.status()
+        state = run_state(status, probe(status) if status else "dead", Quiet(0.0, 0.0), None)
+        yield f"{run.name}  {state}  step {status.step if status else 0}"
 
 
 def size_on_disk(path: Path) -> int:
@@ -259,8 +263,12 @@ def stop_run(run: RunDir, timeout_s: float) -> str:
         os.kill(status.pid, signal.SIGCONT)
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        now = run.status()
-        if probe(status) == "dead" and now is not None:
+        if probe(status) == "dead":
+            now = run.status()
+            if now is None:
+                raise RunError(f"{run.path} has ended, and its run.json is gone")
+            if now.state == "finished":
+                return f"finished at step {now.step}, before it was asked"
             if now.state == "stopped":
                 return (
                     f"stopped at step {now.step} of {now.total_steps}; go on with: clipctl train --resume {run.handle}"

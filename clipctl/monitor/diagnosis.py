@@ -20,6 +20,7 @@ OVERFITTING = 1.15  # of the lowest validation loss
 DATA_SHARE = 0.30
 SLOWDOWN = 0.15
 PRESSURE_SHARE = 0.05  # of the memory, still available
+PRESSURE_BYTES = 256 << 20
 SWAP_GROWTH_BYTES = 256 << 20
 MAX_SCALE = 100.0
 COLLAPSED_SCALE = 2.0
@@ -43,8 +44,13 @@ class Facts:
     loss: str = "softmax"  # ln B is the chance loss of this one only
     loss_floor: float = 0.0  # below which equal captions in a batch do not let the loss fall
     lr: float = 0.0
-    silence_s: float = 0.0  # since the last sign of life, as the watcher's own clock says
-    is_live: bool = True
+    silence_s: float = 0.0  # since anything happened, as the watcher's own clock says; 0: it goes on
+    state: str = "running"
+    handle: str = "RUN"  # what to type to mean it
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in ("running", "stalled")
 
 
 def diagnose(view: RunView, facts: Facts) -> list[Alert]:
@@ -57,10 +63,9 @@ def _long_enough(view: RunView, facts: Facts) -> bool:
     return view.step >= MIN_STEPS and view.step > 1.2 * facts.warmup_steps
 
 
-def _parted(series: Series, step: int) -> tuple[list[Bucket], list[Bucket]]:
-    """The buckets up to a step, and those after it."""
-    before = [bucket for bucket in series.buckets if bucket.last <= step]
-    return before, series.buckets[len(before) :]
+def _before(series: Series, step: int) -> list[Bucket]:
+    """The buckets up to a step."""
+    return [bucket for bucket in series.buckets if bucket.last <= step]
 
 
 def loss_at_chance(view: RunView, facts: Facts) -> Iterator[Alert]:
@@ -79,7 +84,9 @@ def loss_at_chance(view: RunView, facts: Facts) -> Iterator[Alert]:
 
 def loss_at_floor(view: RunView, facts: Facts) -> Iterator[Alert]:
     loss = view.smoothed_loss
-    if facts.loss_floor > 0.05 and _long_enough(view, facts) and loss is not None and loss < 1.15 * facts.loss_floor:
+    if facts.loss != "softmax" or facts.loss_floor <= 0.05 or not _long_enough(view, facts) or loss is None:
+        return
+    if loss < 1.15 * facts.loss_floor:
         yield Alert(
             "loss_at_floor",
             "warn",
@@ -127,17 +134,20 @@ def spike(view: RunView, facts: Facts) -> Iterator[Alert]:
     """The largest loss of the last steps, against mean and spread of those before them."""
     if not _long_enough(view, facts):
         return
-    before, recent = _parted(view.loss, view.step - 50)
-    if len(before) < 10 or not recent:
+    before = _before(view.loss, view.step - 50)[-100:]
+    recent = [(number(row.get("loss")), row["step"]) for row in view.recent if row["step"] > view.step - 50]
+    recent = [pair for pair in recent if math.isfinite(pair[0])]
+    count = sum(bucket.count for bucket in before)
+    if count < 20 or not recent:
         return
-    means = [bucket.mean for bucket in before[-100:]]
-    mean, spread = statistics.fmean(means), statistics.pstdev(means)
-    top = max(recent, key=lambda bucket: bucket.high)
-    if top.high > mean + max(SPIKE_SIGMAS * spread, 0.5 * mean, 0.3):
+    mean = sum(bucket.total for bucket in before) / count
+    spread = math.sqrt(max(0.0, sum(bucket.squares for bucket in before) / count - mean * mean))
+    top, step = max(recent)
+    if top > mean + max(SPIKE_SIGMAS * spread, 0.5 * mean, 0.3):
         yield Alert(
             "spike",
             "warn",
-            f"the loss jumped to {top.high:.2f} near step {top.last:.0f}; before it was about {mean:.2f}",
+            f"the loss jumped to {top:.2f} at step {step}; before it was about {mean:.2f}",
             "a batch the model had no answer to, or a rate at the edge of what works",
             f"one spike heals; if they come again, --lr {facts.lr / 2:.2g}",
         )
@@ -146,10 +156,12 @@ def spike(view: RunView, facts: Facts) -> Iterator[Alert]:
 def grad_norm_jump(view: RunView, facts: Facts) -> Iterator[Alert]:
     if not _long_enough(view, facts):
         return
-    before, recent = _parted(view.grad_norm, view.step - 20)
+    before = _before(view.grad_norm, view.step - 20)[-200:]
+    recent = [number(row.get("grad_norm")) for row in list(view.recent)[-20:]]
+    recent = [norm for norm in recent if math.isfinite(norm)]
     if len(before) < 10 or not recent:
         return
-    now, usual = statistics.median(one.mean for one in recent), statistics.median(one.mean for one in before[-200:])
+    now, usual = statistics.median(recent), statistics.median(bucket.mean for bucket in before)
     if usual > 0 and now > NORM_JUMP * usual:
         yield Alert(
             "grad_norm_jump",
@@ -223,7 +235,7 @@ def slowdown(view: RunView, facts: Facts) -> Iterator[Alert]:
 def memory_pressure(view: RunView, facts: Facts) -> Iterator[Alert]:
     available, rss = number(view.system.get("available_bytes")), number(view.system.get("rss_bytes"))
     swap, swap_before = (number(row.get("swap_used_bytes")) for row in (view.system, view.first_system))
-    if available < PRESSURE_SHARE * (available + rss):
+    if facts.is_live and available < max(PRESSURE_SHARE * (available + rss), PRESSURE_BYTES):
         yield Alert(
             "memory_pressure",
             "bad",
@@ -231,7 +243,7 @@ def memory_pressure(view: RunView, facts: Facts) -> Iterator[Alert]:
             "the system is about to swap or to end the training",
             "close other programs, or resume with a smaller --batch-size (--allow-change)",
         )
-    if swap - swap_before > SWAP_GROWTH_BYTES:
+    if facts.is_live and swap - swap_before > SWAP_GROWTH_BYTES:
         yield Alert(
             "swap_growing",
             "warn",
@@ -265,9 +277,28 @@ def silent(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "silent",
             "bad",
-            f"no sign of life for {facts.silence_s:.0f} s",
+            f"nothing has happened for {facts.silence_s:.0f} s",
             "the process hangs, was put to sleep, or waits for a disk",
             "look at it with top or Activity Monitor; after a kill, clipctl train --resume goes on",
+        )
+
+
+def ended_badly(view: RunView, facts: Facts) -> Iterator[Alert]:
+    if facts.state == "crashed":
+        yield Alert(
+            "crashed",
+            "bad",
+            "the process is gone without a word",
+            "it was killed, the memory ran out, or the machine went down",
+            f"clipctl train --resume {facts.handle} goes on from its newest whole checkpoint",
+        )
+    elif facts.state == "failed":
+        yield Alert(
+            "failed",
+            "bad",
+            "the training ended with an error",
+            "its terminal, or train.log in its directory, says which",
+            f"then clipctl train --resume {facts.handle}",
         )
 
 
@@ -295,5 +326,6 @@ CHECKS: tuple[Callable[[RunView, Facts], Iterator[Alert]], ...] = (
     memory_pressure,
     disk_nearly_full,
     silent,
+    ended_badly,
     warmup_too_long,
 )

@@ -13,6 +13,7 @@ Process = Literal["alive", "asleep", "dead", "elsewhere"]
 
 SILENCE_S = 8.0  # a heartbeat comes every second
 SLOW_STEPS = 10  # how many usual steps a step may take
+FIRST_STEP_S = 300.0  # nothing is known yet of how long a step takes
 CREATE_TIME_SLACK_S = 2.0  # psutil's clock and the kernel's differ by a tick, and by more after a change of the clock
 
 
@@ -21,7 +22,7 @@ class Quiet:
     """For how long, by the watcher's own monotonic clock, a run has shown no change."""
 
     heartbeat_s: float  # the status was not renewed
-    progress_s: float  # neither a step nor any other row was added
+    progress_s: float  # no batch was done and no row was added
 
 
 def probe(status: RunStatus) -> Process:
@@ -30,9 +31,14 @@ def probe(status: RunStatus) -> Process:
         return "elsewhere"
     try:
         process = psutil.Process(status.pid)
-        if abs(process.create_time() - status.process_created_s) > CREATE_TIME_SLACK_S:
+        created_s = process.create_time()
+        # On Linux both are counted from the start of the machine by a clock that may be set; their difference is not.
+        ages = (created_s - status.process_created_s, created_s - psutil.boot_time() - status.process_since_boot_s)
+        if not any(abs(age_s) <= CREATE_TIME_SLACK_S for age_s in ages):
             return "dead"
         state = process.status()
+    except psutil.AccessDenied:
+        return "alive"
     except psutil.Error:
         return "dead"
     if state in (psutil.STATUS_ZOMBIE, psutil.STATUS_DEAD):
@@ -50,4 +56,5 @@ def run_state(status: RunStatus | None, process: Process, quiet: Quiet, step_s: 
         return "crashed"
     if process == "asleep" or quiet.heartbeat_s > SILENCE_S:
         return "stalled"
-    return "stalled" if quiet.progress_s > max(SILENCE_S, SLOW_STEPS * (step_s or 0.0)) else "running"
+    patience_s = FIRST_STEP_S if step_s is None else max(SILENCE_S, SLOW_STEPS * step_s)
+    return "stalled" if quiet.progress_s > patience_s else "running"

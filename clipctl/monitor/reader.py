@@ -19,11 +19,12 @@ LONG_PAST_BYTES = 32 << 20
 RECENT_BYTES = 2 << 20
 STRIDE = 64
 LINE_LIMIT_BYTES = 4 << 20
+SIGNATURE_BYTES = 200
 
 _STEP_ROW, _SYSTEM_ROW, _RESUME_ROW = b'{"kind":"step"', b'{"kind":"system"', b'{"kind":"resume"'
 # In the order in which the trainer writes them; a row of an epoch has its step before its loss.
 _LOSS = re.compile(rb'"epoch":\d+,"loss":([^,}]+)')
-_STEP = re.compile(rb'"step":(\d+)')
+_STEP = re.compile(rb'"step":(\d{1,15})[,}]')
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,7 @@ class MetricsTail:
         self._path = path
         self._identity: tuple[int, int] | None = None
         self._offset = 0
+        self._head, self._tail = b"", b""  # the file's first bytes, and those before the offset
 
     def poll(self) -> tuple[bool, Iterator[Rows]]:
         """Whether all that was read before must be forgotten, and the rows that are new.
@@ -63,30 +65,38 @@ class MetricsTail:
             return was_there, iter(())
         status = os.fstat(file.fileno())
         identity = (status.st_dev, status.st_ino)
-        is_other = self._identity is not None and (identity != self._identity or status.st_size < self._offset)
+        is_other = self._identity is not None and (identity != self._identity or not self._is_continued(file))
         begins = self._offset if identity == self._identity and not is_other else 0
-        if begins and next(_resumes(file, begins), None):
+        if begins and next(_resumes(file, begins, status.st_size), None):
             begins, is_other = 0, True
         self._identity, self._offset = identity, begins
-        return is_other, self._rows(file)
+        return is_other, self._rows(file, status.st_size)
 
-    def _rows(self, file: BinaryIO) -> Iterator[Rows]:
+    def _is_continued(self, file: BinaryIO) -> bool:
+        """True if what was read is still there: a file may be cut, or made anew under the same number, and grow."""
+        head = file.read(len(self._head))
+        file.seek(max(0, self._offset - len(self._tail)))
+        return head == self._head and file.read(len(self._tail)) == self._tail
+
+    def _rows(self, file: BinaryIO, size: int) -> Iterator[Rows]:
+        """The rows up to `size`: what is added meanwhile is for the next time, or a resume in it would be missed."""
         with file:
-            size = os.fstat(file.fileno()).st_size
             recent = size - RECENT_BYTES if size - self._offset > LONG_PAST_BYTES else 0
-            resumes = list(_resumes(file, self._offset))
-            for offset, block in _blocks(file, self._offset):
-                self._offset = offset + len(block)
+            resumes = list(_resumes(file, self._offset, size))
+            for offset, block in _blocks(file, self._offset, size):
+                self._head = self._head if offset else block[:SIGNATURE_BYTES]
+                self._offset, self._tail = offset + len(block), block[-SIGNATURE_BYTES:]
                 for part_offset, part in _split(offset, block, resumes):
                     limit = min((one.step for one in resumes if one.offset > part_offset), default=math.inf)
                     yield _parse(part, limit, STRIDE if part_offset < recent else 1)
 
 
-def _blocks(file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
+def _blocks(file: BinaryIO, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
     """Blocks of whole lines with their places; a line without its end is left for the next time."""
     file.seek(offset)
-    rest = b""
-    while block := file.read(BLOCK_BYTES):
+    rest, place = b"", offset
+    while block := file.read(min(BLOCK_BYTES, size - place)):
+        place += len(block)
         block = rest + block
         end = block.rfind(b"\n") + 1
         if end:
@@ -97,12 +107,12 @@ def _blocks(file: BinaryIO, offset: int) -> Iterator[tuple[int, bytes]]:
             offset, rest = offset + len(rest), b""
 
 
-def _resumes(file: BinaryIO, offset: int) -> Iterator[Resume]:
-    for place, block in _blocks(file, offset):
+def _resumes(file: BinaryIO, offset: int, size: int) -> Iterator[Resume]:
+    for place, block in _blocks(file, offset, size):
         start = block.find(_RESUME_ROW)
         while start >= 0:
             row = _row(block[start : block.index(b"\n", start)])
-            if row and isinstance(row.get("step"), int):
+            if row and is_step(row):
                 yield Resume(place + start, row["step"])
             start = block.find(_RESUME_ROW, start + 1)
 
@@ -128,7 +138,7 @@ def _parse(block: bytes, limit: float, stride: int) -> Rows:
     return Rows(
         steps,
         losses,
-        [row for row in samples if isinstance(row.get("step"), int) and row["step"] <= limit],
+        [row for row in samples if is_step(row) and row["step"] <= limit],
         systems,
         [row for row in others if _counts(row, limit)],
     )
@@ -143,7 +153,7 @@ def _losses(block: bytes, lines: list[bytes], count: int) -> tuple[Sequence[int]
         return range(first, last + 1), _numbers(texts)
     # Gaps, rows of another make, or damaged ones: slower, but read.
     rows = _rows([line for line in lines if line.startswith(_STEP_ROW)])
-    rows = [row for row in rows if isinstance(row.get("step"), int)]
+    rows = [row for row in rows if is_step(row)]
     return [row["step"] for row in rows], [number(row.get("loss")) for row in rows]
 
 
@@ -163,8 +173,15 @@ def _numbers(column: list[bytes]) -> list[float]:
 
 
 def number(value: Any) -> float:
-    """A value of a row as a number; NaN for whatever is none."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
+    """A value of a row as a number; NaN for whatever is none, or too large to reckon with."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
+        return math.nan
+    return float(value)
+
+
+def is_step(row: dict[str, Any]) -> bool:
+    step = row.get("step")
+    return type(step) is int and 0 <= step < 2**50
 
 
 def _rows(lines: list[bytes]) -> list[dict[str, Any]]:

@@ -4,10 +4,12 @@ So a file of a million steps takes the memory of some thousand buckets, and a sp
 """
 
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_BUCKETS = 1024
+LARGEST = 1e100  # what is larger is no measurement, and its square no number
 
 
 @dataclass(slots=True)
@@ -17,6 +19,7 @@ class Bucket:
     low: float
     high: float
     total: float
+    squares: float
     count: int
 
     @property
@@ -27,6 +30,7 @@ class Bucket:
         self.last = later.last
         self.low, self.high = min(self.low, later.low), max(self.high, later.high)
         self.total += later.total
+        self.squares += later.squares
         self.count += later.count
 
 
@@ -41,8 +45,8 @@ class Series:
     def extend(self, positions: Sequence[float], values: Sequence[float]) -> None:
         """Values that are not finite are left out."""
         self._smoothed = {}
-        if not math.isfinite(sum(values)):
-            pairs = [pair for pair in zip(positions, values, strict=True) if math.isfinite(pair[1])]
+        if (values and not -LARGEST < min(values) <= max(values) < LARGEST) or not math.isfinite(sum(values)):
+            pairs = [pair for pair in zip(positions, values, strict=True) if abs(pair[1]) < LARGEST]
             positions, values = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
         start = self._fill_last(positions, values)
         for begin in range(start, len(values), self._values_per_bucket):
@@ -80,4 +84,6 @@ class Series:
 
 def _bucket(positions: Sequence[float], values: Sequence[float], begin: int, end: int) -> Bucket:
     part = values[begin:end]
-    return Bucket(positions[begin], positions[begin + len(part) - 1], min(part), max(part), sum(part), len(part))
+    first, last = positions[begin], positions[begin + len(part) - 1]
+    squares = sum(map(operator.mul, part, part))
+    return Bucket(first, last, min(part), max(part), sum(part), squares, len(part))

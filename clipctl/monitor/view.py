@@ -11,6 +11,7 @@ from typing import Any
 from clipctl.monitor.reader import Rows, number
 from clipctl.monitor.series import Series
 from clipctl.runs import metrics
+from clipctl.runs.retention import merit
 
 PHASES = ("data_s", "transfer_s", "forward_s", "backward_s", "optimizer_s")
 WINDOW = 50  # steps that "now" means
@@ -41,7 +42,7 @@ class RunView:
     grad_norm: Series = field(default_factory=Series)
     accuracy: Series = field(default_factory=Series)
     speed: Series = field(default_factory=Series)  # images a second
-    clock: list[tuple[int, float]] = field(default_factory=list)  # steps and seconds, to draw over time
+    clock: Series = field(default_factory=Series)  # seconds over steps, to draw over time
     evaluations: list[EvalPoint] = field(default_factory=list)
     checkpoints: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
@@ -73,7 +74,7 @@ class RunView:
     def _fold_samples(self, samples: list[dict[str, Any]]) -> None:
         if not samples:
             return
-        steps = [int(number(row["step"])) for row in samples]
+        steps = [row["step"] for row in samples]
         for series, key in (
             (self.grad_norm, "grad_norm"),
             (self.accuracy, "accuracy"),
@@ -82,9 +83,8 @@ class RunView:
             series.extend(steps, [number(row.get(key)) for row in samples])
         self.skipped.extend(step for step, row in zip(steps, samples, strict=True) if row.get("skipped"))
         elapsed = [self._base_s + number(row.get("elapsed_s")) for row in samples]
-        self.clock += zip(steps, elapsed, strict=True)
-        if len(self.clock) > 4096:
-            self.clock = self.clock[::2] + self.clock[-1:]
+        elapsed = [value if math.isfinite(value) else self.elapsed_s for value in elapsed]
+        self.clock.extend(steps, elapsed)
         self._attempt_first = self._attempt_first or (steps[0], elapsed[0])
         if len(self._start_speeds) < SPEED_WINDOW:
             self._start_speeds += [number(row.get("images_per_s")) for row in samples[:SPEED_WINDOW]]
@@ -101,7 +101,9 @@ class RunView:
                 if len(self.evaluations) > MAX_EVALUATIONS:
                     best = self.best
                     earlier = self.evaluations[:-RECENT_EVALUATIONS]
-                    thinned = [point for index, point in enumerate(earlier) if index % 2 == 0 or point == best]
+                    lowest = min(earlier, key=lambda point: point.val_loss)
+                    kept = (best, lowest)
+                    thinned = [point for index, point in enumerate(earlier) if index % 2 == 0 or point in kept]
                     self.evaluations[:-RECENT_EVALUATIONS] = thinned
             case metrics.CHECKPOINT:
                 self.checkpoints.append(row)
@@ -114,6 +116,7 @@ class RunView:
         self.attempt = int(_or_zero(number(row.get("attempt"))))
         self._base_s, self._attempt_first, self._start_speeds = self.elapsed_s, None, []
         self.first_system, self.end = {}, None
+        self.recent.clear()
 
     # --- reading ----------------------------------------------------------------------------------------------
 
@@ -145,7 +148,11 @@ class RunView:
     @property
     def best(self) -> EvalPoint | None:
         scored = [point for point in self.evaluations if math.isfinite(point.score)]
-        return max(scored, key=lambda point: (point.score, point.step), default=None)
+        return max(
+            scored,
+            key=lambda point: (*merit({"score": point.score, "val_loss": point.val_loss}), point.step),
+            default=None,
+        )
 
     @property
     def images_per_s(self) -> float | None:
@@ -177,13 +184,16 @@ class RunView:
 
     def seconds_at(self, step: float) -> float:
         """When a step ended, from the steps nearby."""
-        if not self.clock:
+        buckets = self.clock.buckets
+        if not buckets:
             return 0.0
-        index = bisect.bisect_left(self.clock, step, key=lambda point: point[0])
-        if index in (0, len(self.clock)):
-            return self.clock[min(index, len(self.clock) - 1)][1]
-        (step_a, seconds_a), (step_b, seconds_b) = self.clock[index - 1 : index + 1]
-        return seconds_a + (seconds_b - seconds_a) * (step - step_a) / (step_b - step_a)
+        index = bisect.bisect_left(buckets, step, key=lambda bucket: bucket.last)
+        if index == len(buckets):
+            return buckets[-1].high
+        end = buckets[index]
+        start_step, start_s = (buckets[index - 1].last, buckets[index - 1].high) if index else (end.first, end.low)
+        share = (step - start_step) / (end.last - start_step) if end.last > start_step else 1.0
+        return start_s + (end.high - start_s) * max(0.0, share)
 
 
 def _or_zero(value: float) -> float:

@@ -77,15 +77,17 @@ class RunWatcher:
         self._tail = MetricsTail(run.metrics_file)
         self._view = RunView()
         self._heartbeat: tuple[float, float] | None = None  # its value, and when it was first seen
-        self._progress: tuple[int, float] | None = None  # rows, and when that many were first seen
+        self._progress: tuple[tuple[int, int], float] | None = None  # rows and batches, and when first seen
         self._cached: tuple[tuple[int, ...], configs.TrainConfig, float] | None = None
 
     def look(self, now_s: float) -> Snapshot:
+        status = self.run.status()  # before the rows, so that those of a finished run are all there
         self._read()
-        status = self.run.status()
+        process = probe(status) if status else "dead"
+        if process == "dead":
+            status = self.run.status()  # its last word may have come in between
         quiet = self._quiet(status, now_s)
-        step_s = self._view.latest("step_s")
-        state = run_state(status, probe(status) if status else "dead", quiet, step_s)
+        state = run_state(status, process, quiet, self._view.latest("step_s"))
         config, loss_floor = self._settings()
         total_steps = status.total_steps if status else 0
         facts = Facts(
@@ -94,7 +96,9 @@ class RunWatcher:
             loss=config.train.loss,
             loss_floor=loss_floor,
             lr=config.optim.lr,
-            silence_s=max(quiet.heartbeat_s, quiet.progress_s) if state == "stalled" else 0.0,
+            silence_s=max(quiet.heartbeat_s, quiet.progress_s, 1.0) if state == "stalled" else 0.0,
+            state=state,
+            handle=self.run.handle,
         )
         alerts = diagnose(self._view, facts)
         return Snapshot(self.run.name, self.run.path, state, status, self._view, facts, config.train.epochs, alerts)
@@ -121,8 +125,9 @@ class RunWatcher:
         heartbeat = status.heartbeat_s if status else 0.0
         if self._heartbeat is None or self._heartbeat[0] != heartbeat:
             self._heartbeat = (heartbeat, now_s)
-        if self._progress is None or self._progress[0] != self._view.rows_of_progress:
-            self._progress = (self._view.rows_of_progress, now_s)
+        progress = (self._view.rows_of_progress, status.progress if status else 0)
+        if self._progress is None or self._progress[0] != progress:
+            self._progress = (progress, now_s)
         return Quiet(now_s - self._heartbeat[1], now_s - self._progress[1])
 
 

@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import psutil
 from filelock import FileLock, Timeout
@@ -40,7 +40,9 @@ class RunStatus:
     step: int
     total_steps: int
     pid: int
-    process_created_s: float
+    process_created_s: float  # since 1970, by a clock that may be set
+    process_since_boot_s: float  # the same, since the machine was started
+    progress: int  # grows with every batch that was trained on or evaluated
     host: str
     heartbeat_s: float  # since the epoch
 
@@ -121,9 +123,18 @@ class RunDir:
     @staticmethod
     def _is_stillborn(path: Path) -> bool:
         """True for what a run leaves that was killed before it had written anything."""
-        if not path.is_dir():
+        if not path.is_dir() or any((path / "checkpoints").glob("*")):
             return False
         return {one.name for one in path.iterdir() if one.name[0] != "."} <= {"run.lock", "checkpoints", "train.log"}
+
+    def remove_if_stillborn(self) -> None:
+        """Take away what `create` made, if nothing came of it. Nothing else is touched."""
+        if self._is_stillborn(self.path):
+            for file in (self.log_file, self.path / "run.lock"):
+                file.unlink(missing_ok=True)
+            for directory in (self.checkpoints_dir, self.path):
+                with suppress(OSError):
+                    directory.rmdir()
 
     @staticmethod
     def is_run(path: Path) -> bool:
@@ -191,7 +202,7 @@ class RunDir:
     def write_tokenizer(self, document: dict[str, Any]) -> None:
         write_json(self.tokenizer_file, document)
 
-    def write_status(self, state: State, *, attempt: int, step: int, total_steps: int) -> None:
+    def write_status(self, state: State, *, attempt: int, step: int, total_steps: int, progress: int = 0) -> None:
         """Replace run.json. Called about once a second, so it is atomic but not synced to the disk.
 
         A full disk costs a heartbeat and not the training.
@@ -202,7 +213,9 @@ class RunDir:
             step=step,
             total_steps=total_steps,
             pid=os.getpid(),
-            process_created_s=_created_s(os.getpid()),
+            process_created_s=_created_s(os.getpid())[0],
+            process_since_boot_s=_created_s(os.getpid())[1],
+            progress=progress,
             host=socket.gethostname(),
             heartbeat_s=time.time(),
         )
@@ -221,16 +234,19 @@ class RunDir:
         try:
             document = json.loads(read_bounded(self.status_file, _JSON_LIMIT_BYTES))
             kinds: dict[str, Any] = {"state": str, "host": str, "process_created_s": float, "heartbeat_s": float}
+            kinds["process_since_boot_s"] = float
             values = {field.name: document[field.name] for field in fields(RunStatus)}
         except (OSError, ValueError, TypeError, KeyError, RecursionError):
             return None
         right = all(isinstance(value, kinds.get(name, int)) for name, value in values.items())
-        return RunStatus(**values) if right else None
+        return RunStatus(**values) if right and values["pid"] > 0 and values["state"] in get_args(State) else None
 
 
 @functools.cache
-def _created_s(pid: int) -> float:
-    return psutil.Process(pid).create_time()
+def _created_s(pid: int) -> tuple[float, float]:
+    """When a process was created: since 1970, and since the machine was started."""
+    created_s = psutil.Process(pid).create_time()
+    return created_s, created_s - psutil.boot_time()
 
 
 def runs_root(given: Path | None) -> Path:

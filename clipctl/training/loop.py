@@ -173,6 +173,7 @@ class _Training:
         self.attempt = self._next_attempt()
         self.cadence = SaveCadence(Interval.parse(save.every))
         self.guard = NonfiniteGuard()
+        self.progress = 0
         self.evaluated_epochs = 0
         self.evaluation: Evaluation | None = None  # the latest
         self.best: Evaluation | None = None
@@ -294,9 +295,9 @@ class _Training:
         if first_batch == 0:
             self.epoch_window = None
         for batch in self.loader.epoch(epoch, first_batch):
-            self.stop.check()
-            self.clock.start(sample=self.step_log.is_due)
+            self._next_batch()
             data_s = time.perf_counter() - ended
+            self.clock.start(sample=self.step_log.is_due)
             lr = lr_at(self.state.step + 1, self.plan.total_steps, self.plan.config.optim)
             result = train_step(self.state, batch, lr=lr, mark=self.clock.mark)
             step_s, ended = time.perf_counter() - ended, time.perf_counter()
@@ -324,6 +325,10 @@ class _Training:
                 "grad_norm_by_block": grad_norms_by_block(self.state.model),
             },
         )
+
+    def _next_batch(self) -> None:
+        self.progress += 1
+        self.stop.check()
 
     def _flush(self) -> None:
         """Write the rows of the steps since the last time, and report now and then."""
@@ -356,7 +361,7 @@ class _Training:
     def _evaluate(self, epoch: int) -> bool:
         """Measure the held-out pairs; True if this is the best model so far."""
         started = time.perf_counter()
-        self.evaluation = self.evaluator(self.state, between_batches=self.stop.check)
+        self.evaluation = self.evaluator(self.state, between_batches=self._next_batch)
         eval_s = round(time.perf_counter() - started, 4)
         row = {"step": self.state.step, "epoch": epoch, **self.evaluation.to_dict(), "eval_s": eval_s}
         self.writer.write(metrics.EVAL, row)
@@ -446,7 +451,13 @@ class _Training:
         )
 
     def _status(self, state: State) -> None:
-        self.run.write_status(state, attempt=self.attempt, step=self.state.step, total_steps=self.plan.total_steps)
+        self.run.write_status(
+            state,
+            attempt=self.attempt,
+            step=self.state.step,
+            total_steps=self.plan.total_steps,
+            progress=self.progress,
+        )
 
     def _summary(self, state: State) -> TrainSummary:
         assert self.evaluation and self.best and self.epoch_window
