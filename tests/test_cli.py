@@ -171,3 +171,14 @@ def test_help_does_not_import_torch(arguments):
 
 def test_no_command_shows_the_commands():
     assert "train" in invoke().output
+
+
+@pytest.mark.parametrize("words", [["--help"], ["runs"], ["checkpoint", "list"], ["monitor", "--once"]])
+def test_commands_start_without_what_they_do_not_need(words, tmp_path):
+    code = (
+        "import sys\nfrom clipctl.cli.app import app\n"
+        "try:\n    app(sys.argv[1:])\nexcept SystemExit:\n    pass\n"
+        "sys.exit(bool({'torch', 'numpy', 'pydantic'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

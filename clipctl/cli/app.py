@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 import clipctl
 from clipctl.cli import checkpoint, monitor, train
 from clipctl.cli.render import plain, prose
+from clipctl.cli.startup import LightCommand, already_false
 from clipctl.errors import ClipctlError, ExitCode
 
 
@@ -17,11 +18,7 @@ class Commands(TyperGroup):
     """Turns every failure into `error:` and `hint:` lines and an exit code. CLIPCTL_DEBUG=1 shows the traceback."""
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Typer imports pydantic (0.1 s) to make a bool of an absent --help; False is one already."""
-        option = super().get_help_option(ctx)
-        if option is not None:
-            option.default = False
-        return option
+        return already_false(super().get_help_option(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -65,11 +62,11 @@ app = typer.Typer(
 app.command("train", cls=train.TrainCommand)(train.train)
 checkpoints = typer.Typer(cls=Commands, help="List, show, verify, prune and compare checkpoints.", no_args_is_help=True)
 for name, command in checkpoint.COMMANDS.items():
-    checkpoints.command(name)(command)
+    checkpoints.command(name, cls=LightCommand)(command)
 app.add_typer(checkpoints, name="checkpoint")
-app.command("monitor")(monitor.monitor)
-app.command("runs")(monitor.runs)
-app.command("stop")(monitor.stop)
+app.command("monitor", cls=LightCommand)(monitor.monitor)
+app.command("runs", cls=LightCommand)(monitor.runs)
+app.command("stop", cls=LightCommand)(monitor.stop)
 
 
 def _print_version(wanted: bool) -> None:

@@ -61,7 +61,7 @@ Workers = Annotated[
     _option("--workers", "Processes that prepare pictures; default: chosen.", _MACHINE, "N", "CLIPCTL_WORKERS"),
 ]
 RunsDir = Annotated[
-    Path | None, _option("--runs-dir", "Where runs are kept; default: ./runs.", _RUN, "DIR", "CLIPCTL_RUNS")
+    str | None, _option("--runs-dir", "Where runs are kept; default: ./runs.", _RUN, "DIR", "CLIPCTL_RUNS")
 ]
 Name = Annotated[str | None, _option("--name", "Name of the run; default: time and preset.", _RUN, "NAME")]
 Resume = Annotated[

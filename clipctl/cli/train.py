@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from typer.core import TyperCommand
 
 from clipctl.cli import background, options, render
+from clipctl.cli.startup import LightCommand
 from clipctl.runs.rundir import runs_root
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ NEXT_COMMANDS = (
 )
 
 
-class TrainCommand(TyperCommand):
+class TrainCommand(LightCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """`--resume` may stand alone: give it an empty value then."""
         for position, argument in enumerate(args):

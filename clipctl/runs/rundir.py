@@ -249,9 +249,9 @@ def _created_s(pid: int) -> tuple[float, float]:
     return created_s, created_s - psutil.boot_time()
 
 
-def runs_root(given: Path | None) -> Path:
+def runs_root(given: str | None) -> Path:
     """`--runs-dir` (which also reads CLIPCTL_RUNS), else ./runs."""
-    return DEFAULT_ROOT if given in (None, Path()) else given
+    return Path(given) if given else DEFAULT_ROOT
 
 
 def new_name(preset: str) -> str:
