@@ -325,15 +325,6 @@ def test_the_split_of_a_step(path, writer):
     )
 
 
-def test_the_end_is_known_until_a_resume(path, writer):
-    writer.steps(1, 5)
-    writer.write(metrics.END, {"state": "stopped", "step": 5})
-    assert fresh(path).end is not None
-    writer.write(metrics.RESUME, {"step": 5, "attempt": 2})
-    writer.steps(6, 6)
-    assert fresh(path).end is None
-
-
 # --- liveness -------------------------------------------------------------------------------------------------
 
 

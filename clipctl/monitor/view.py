@@ -50,7 +50,6 @@ class RunView:
     system: dict[str, Any] = field(default_factory=dict)  # the latest
     first_system: dict[str, Any] = field(default_factory=dict)  # of this attempt
     skipped: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))  # steps without an update
-    end: dict[str, Any] | None = None
     rows_of_progress: int = 0  # all but those that come by themselves every second
     _base_s: float = 0.0  # what earlier attempts took
     _attempt_first: tuple[int, float] | None = None  # this attempt's first step and when it ended
@@ -89,7 +88,7 @@ class RunView:
         if len(self._start_speeds) < SPEED_WINDOW:
             self._start_speeds += [number(row.get("images_per_s")) for row in samples[:SPEED_WINDOW]]
         self.recent.extend(samples)
-        self.step, self.elapsed_s, self.end = steps[-1], elapsed[-1], None
+        self.step, self.elapsed_s = steps[-1], elapsed[-1]
         self.epoch = int(_or_zero(number(samples[-1].get("epoch"))))
 
     def _fold_other(self, row: dict[str, Any]) -> None:
@@ -109,13 +108,11 @@ class RunView:
                 self.checkpoints.append(row)
             case metrics.EVENT:
                 self.events.append(row)
-            case metrics.END:
-                self.end = row
 
     def _fold_resume(self, row: dict[str, Any]) -> None:
         self.attempt = int(_or_zero(number(row.get("attempt"))))
         self._base_s, self._attempt_first, self._start_speeds = self.elapsed_s, None, []
-        self.first_system, self.end = {}, None
+        self.first_system = {}
         self.recent.clear()
 
     # --- reading ----------------------------------------------------------------------------------------------
