@@ -68,6 +68,12 @@ def _before(series: Series, step: int) -> list[Bucket]:
     return [bucket for bucket in series.buckets if bucket.last <= step]
 
 
+def _recent(view: RunView, key: str, steps: int) -> list[tuple[float, int]]:
+    """The finite values of the last steps, each with its step."""
+    values = [(number(row.get(key)), row["step"]) for row in view.recent if row["step"] > view.step - steps]
+    return [(value, step) for value, step in values if math.isfinite(value)]
+
+
 def loss_at_chance(view: RunView, facts: Facts) -> Iterator[Alert]:
     loss, chance = view.smoothed_loss, view.chance_loss
     if facts.loss != "softmax" or not _long_enough(view, facts) or loss is None or not chance:
@@ -135,8 +141,7 @@ def spike(view: RunView, facts: Facts) -> Iterator[Alert]:
     if not _long_enough(view, facts):
         return
     before = _before(view.loss, view.step - 50)[-100:]
-    recent = [(number(row.get("loss")), row["step"]) for row in view.recent if row["step"] > view.step - 50]
-    recent = [pair for pair in recent if math.isfinite(pair[0])]
+    recent = _recent(view, "loss", 50)
     count = sum(bucket.count for bucket in before)
     if count < 20 or not recent:
         return
@@ -157,11 +162,10 @@ def grad_norm_jump(view: RunView, facts: Facts) -> Iterator[Alert]:
     if not _long_enough(view, facts):
         return
     before = _before(view.grad_norm, view.step - 20)[-200:]
-    recent = [number(row.get("grad_norm")) for row in list(view.recent)[-20:]]
-    recent = [norm for norm in recent if math.isfinite(norm)]
+    recent = _recent(view, "grad_norm", 20)
     if len(before) < 10 or not recent:
         return
-    now, usual = statistics.median(recent), statistics.median(bucket.mean for bucket in before)
+    now, usual = statistics.median(norm for norm, _ in recent), statistics.median(bucket.mean for bucket in before)
     if usual > 0 and now > NORM_JUMP * usual:
         yield Alert(
             "grad_norm_jump",
