@@ -10,7 +10,7 @@ import typer
 from clipctl.cli import render
 from clipctl.errors import RunError
 from clipctl.runs.rundir import RunDir, check_name, new_name
-from clipctl.runs.store import parse_reference
+from clipctl.runs.store import find_unfinished
 
 START_TIMEOUT_S = 300.0
 
@@ -18,8 +18,7 @@ START_TIMEOUT_S = 300.0
 def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_json: bool) -> None:
     """Start the training in the background, wait until it runs, say how to watch and stop it."""
     if resume is not None:
-        named, which = parse_reference(root, resume)
-        run = RunDir.find(root, named) if named else RunDir.newest_unfinished(root)
+        run, which = find_unfinished(root, resume)
         which_run = f"--resume={run.path}@{which}" if which else f"--resume={run.path}"
     else:
         name = check_name(name) if name else new_name(preset)

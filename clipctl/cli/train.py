@@ -135,12 +135,10 @@ def asked_layers(file: Path | None, flags: dict[str, tuple[str, str | None]], as
 
 def find_resumption(root: Path, text: str, layers: "list[Layer]", allow_change: bool) -> "tuple[RunDir, Resumption]":
     """The run that RUN, RUN@best or RUN@STEP names, locked, and how it goes on."""
-    from clipctl.runs.rundir import RunDir
-    from clipctl.runs.store import parse_reference
+    from clipctl.runs.store import find_unfinished
     from clipctl.training.resume import prepare_resumption
 
-    named, which = parse_reference(root, text)
-    run = RunDir.find(root, named) if named else RunDir.newest_unfinished(root)
+    run, which = find_unfinished(root, text)
     run.acquire()
     return run, prepare_resumption(run, layers, which=which, allow_change=allow_change)
 

@@ -241,6 +241,12 @@ def parse_reference(root: Path, text: str) -> tuple[str, str | None]:
     return match[1], match[2]
 
 
+def find_unfinished(root: Path, text: str) -> tuple[RunDir, str | None]:
+    """What `--resume` means: a run and which of its checkpoints; without words, the newest unfinished run."""
+    named, which = parse_reference(root, text)
+    return (RunDir.find(root, named) if named else RunDir.newest_unfinished(root)), which
+
+
 def _gross_problems(entry: Entry) -> list[str]:
     try:
         return entry.checkpoint.gross_problems() if entry.checkpoint else []
