@@ -13,7 +13,7 @@ PACKAGE = Path(clipctl.__file__).parent
 
 # A module may import from rows above its own, and from its own folder; names on one row never import each other.
 LAYERS = [
-    {"errors"},
+    {"errors", "files"},
     {"config"},
     {"runs", "hardware"},
     {"data", "model"},

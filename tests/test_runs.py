@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from clipctl.errors import CheckpointError, RunError
+from clipctl.files import replaced
 from clipctl.runs import checkpoints, metrics, retention
 from clipctl.runs.checkpoints import read_checkpoint
-from clipctl.runs.files import replaced
 from clipctl.runs.metrics import MetricsWriter, read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore, parse_reference

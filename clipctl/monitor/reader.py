@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from clipctl.files import open_plain
 from clipctl.runs import metrics
-from clipctl.runs.files import open_plain
 
 BLOCK_BYTES = 1 << 18  # what fits the processor's cache is read fastest
 # Of a long past only every n-th row is read in full; the loss, in which a single step can matter, is read of all. So a

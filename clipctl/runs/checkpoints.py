@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clipctl.errors import CheckpointError, NewerCheckpointError
-from clipctl.runs.files import open_plain, read_bounded
+from clipctl.files import open_plain, read_bounded
 from clipctl.runs.tensors import read_header
 
 SCHEMA = 1

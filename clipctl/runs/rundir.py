@@ -20,7 +20,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from clipctl.errors import RunError
-from clipctl.runs.files import open_plain, read_bounded, replaced, write_json
+from clipctl.files import open_plain, read_bounded, replaced, write_json
 
 DEFAULT_ROOT = Path("runs")
 _NAME = re.compile(r"[\w][\w.@+=-]*", re.UNICODE)

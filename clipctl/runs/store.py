@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from clipctl.errors import CheckpointError, NewerCheckpointError, RunError
+from clipctl.files import delete, discard, replaced, sync_file
 from clipctl.runs import retention
 from clipctl.runs.checkpoints import (
     DIRECTORY_NAME,
@@ -25,7 +26,6 @@ from clipctl.runs.checkpoints import (
     read_checkpoint,
     sha256,
 )
-from clipctl.runs.files import delete, discard, replaced, sync_file
 from clipctl.runs.rundir import RunDir
 
 # ours: the manifest can be read. unreadable: it cannot. incomplete: a save or deletion that is going on or was

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from clipctl.errors import CheckpointError
-from clipctl.runs.files import open_plain
+from clipctl.files import open_plain
 
 HEADER_LIMIT_BYTES = 16_000_000
 

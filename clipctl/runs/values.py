@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from clipctl.runs.files import open_plain
+from clipctl.files import open_plain
 from clipctl.runs.tensors import TensorInfo, read_header
 
 _BLOCK_BYTES = 1 << 22
