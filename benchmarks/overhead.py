@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from clipctl.hardware.devices import choose_device
+from clipctl.hardware.devices import open_device
 from clipctl.hardware.sensors import SystemSensors
 from clipctl.runs import metrics
 from clipctl.runs.metrics import MetricsWriter
@@ -43,7 +43,7 @@ def main() -> None:
         run = RunDir.create(Path(directory), "tiny")
         writer = MetricsWriter(run.metrics_file, run.name)
         sensors = SystemSensors(with_children=False)
-        device = choose_device("cpu", parameters=1)
+        device = open_device("cpu")
         log = StepLog(writer, device)
         value = torch.tensor(1.0)
         phases = dict.fromkeys(("data_s", "transfer_s", "forward_s", "backward_s", "optimizer_s"), 0.01)

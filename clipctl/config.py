@@ -21,8 +21,8 @@ from clipctl.errors import ConfigError, ConfigErrors
 
 CONFIG_FILE_LIMIT_BYTES = 1_000_000
 
-DeviceName = str  # "auto", "cpu", "mps", "cuda", "cuda:1"
-Precision = Literal["auto", "fp32", "bf16"]
+DeviceName = str  # "auto", "cpu", "mps", "cuda", "cuda:1", "hybrid"
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
 LossName = Literal["softmax", "sigmoid"]
 
 
@@ -307,6 +307,37 @@ def parse_count(text: str | float) -> int:
     if not math.isfinite(value) or value != int(value):
         raise ValueError("a whole number")
     return int(value)
+
+
+def parse_bytes(text: str) -> int:
+    """A memory size as people write one: 8G, 8GB, 8GiB, 512M, in powers of 1024. Raises ValueError."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(?:i?[bB])?\s*|\s*(\d+)\s*", text)
+    if not match:
+        raise ValueError("a memory size such as 8G or 512M")
+    value = int(match[3]) if match[3] else round(float(match[1]) * 1024 ** (1 + "KMGT".index(match[2].upper())))
+    if value < 1:
+        raise ValueError("a memory size above zero")
+    return value
+
+
+def parse_counts(texts: Sequence[str], *, limit: int = 1000) -> list[int]:
+    """Counts above zero as people write several: `1e6 1e7`, `1e6,1e7`, and `1e5:1e8:7` for seven from 1e5 to 1e8 at
+    equal ratios. Sorted, each once. Raises ValueError."""
+    found: set[int] = set()
+    for part in (part for text in texts for part in text.split(",") if part.strip()):
+        first, *rest = part.split(":")
+        if not rest:
+            found.add(parse_count(first))
+            continue
+        if len(rest) != 2:
+            raise ValueError("written FROM:TO:HOW_MANY, such as 1e5:1e8:7")
+        low, high, number = parse_count(first), parse_count(rest[0]), parse_count(rest[1])
+        if not (0 < low < high and 2 <= number <= limit):
+            raise ValueError("a range from a smaller to a larger number in two or more steps")
+        found |= {round(low * (high / low) ** (step / (number - 1))) for step in range(number)}
+    if not found or min(found) < 1:
+        raise ValueError("above zero")
+    return sorted(found)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
 import os
+import tempfile
 
 import pytest
 import torch
@@ -9,6 +10,8 @@ from clipctl.config import Layer, TrainConfig, resolve
 os.environ.update(TTY_COMPATIBLE="0", COLUMNS="100")
 for name in [name for name in os.environ if name.startswith("CLIPCTL_")] + ["FORCE_COLOR", "GITHUB_ACTIONS"]:
     os.environ.pop(name, None)
+# What is measured while testing stays out of the user's application directory.
+os.environ["CLIPCTL_HOME"] = tempfile.mkdtemp(prefix="clipctl-test-home-")
 
 # The smallest model and data that still exercise every part.
 MICRO = {

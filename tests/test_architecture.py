@@ -29,7 +29,11 @@ TORCH_FREE = [
     "runs.checkpoints",
     "runs.store",
     "monitor.watch",
+    "hardware.profile",
     "model.cost",
+    "model.forecast",
+    "bench.results",
+    "bench.crossover",
     "cli.app",
 ]
 

@@ -53,7 +53,7 @@ def test_all_mistakes_are_reported_together_with_suggestions():
         "unknown key optim.lrr (--set) | did you mean optim.lr?",
         "optim.lr must be between 1e-09 and 10, got '-1' (--set) | None",
         "train.epochs must be a whole number such as 12, 1e6 or 10M, got 'many' (--set) | None",
-        "runtime.precision must be one of auto, fp32, bf16, got 'fp8' (--set) | None",
+        "runtime.precision must be one of auto, fp32, bf16, fp16, got 'fp8' (--set) | None",
     ]
 
 

@@ -3,7 +3,7 @@ import torch
 
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import cpu, memory, sensors
-from clipctl.hardware.devices import choose_device, choose_precision
+from clipctl.hardware.devices import open_device
 
 
 def write(root, files):
@@ -42,8 +42,7 @@ def test_a_containers_memory_limit_is_read(tmp_path, files, free):
 
 def test_threads_stay_within_the_affinity(monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0}, raising=False)
-    assert cpu.choose_threads(None)[0] == 1
-    assert cpu.choose_threads(7) == (7, "as asked")
+    assert cpu.thread_candidates() == [1]
 
 
 def test_cached_pictures_need_no_workers():
@@ -66,18 +65,18 @@ def test_a_discharging_battery_tells_the_power(tmp_path):
 
 
 def test_cpu_can_be_asked_for():
-    device = choose_device("cpu", parameters=10**6)
-    assert device.torch == torch.device("cpu") and device.memory_bytes > 0
-    assert choose_precision("auto", device)[0] == "fp32"
+    device = open_device("cpu")
+    assert device.image == device.text == torch.device("cpu") and device.memory_bytes > 0
+    assert not device.is_accelerator and device.peak_bytes() is None
 
 
 @pytest.mark.skipif(torch.backends.mps.is_available(), reason="this machine has an Apple GPU")
 def test_a_missing_device_says_what_there_is():
     with pytest.raises(DeviceError, match="mps is not available") as caught:
-        choose_device("mps", parameters=10**6)
+        open_device("mps")
     assert "cpu" in (caught.value.hint or "")
 
 
 def test_an_unknown_device_is_a_mistake():
     with pytest.raises(ConfigError, match="unknown device 'gpu'"):
-        choose_device("gpu", parameters=10**6)
+        open_device("gpu")

@@ -65,7 +65,8 @@ def test_flops_are_those_torch_counts():
     # Its counter does not know the CPU's fused attention, so let it see the products that make it up.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(torch.randn(1, 3, 16, 16), captions(1))
-    assert counter.get_total_flops() == cost.forward_flops(SMALL)
+    both = cost.image_work(SMALL, 1) + cost.text_work(SMALL, 1)
+    assert 3 * counter.get_total_flops() == both.flops
 
 
 # --- towers ---------------------------------------------------------------------------------------------------

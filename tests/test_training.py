@@ -8,9 +8,10 @@ import torch
 from safetensors.torch import load_file
 
 from clipctl import config as configs
-from clipctl.config import OptimConfig
+from clipctl.config import Layer, OptimConfig, resolve
 from clipctl.data.loader import Batch, validation_batches
 from clipctl.errors import ConfigError, DeviceError
+from clipctl.model.forecast import with_margin
 from clipctl.runs import checkpoints, metrics
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
@@ -212,11 +213,19 @@ def test_a_vocabulary_that_is_too_small_is_refused(micro):
 
 def test_what_does_not_fit_is_refused_with_a_batch_that_would(micro):
     plan = make_plan(micro)
-    fixed = plan.memory.total_bytes - plan.memory.activations_bytes
-    half = replace(plan, device=replace(plan.device, memory_bytes=fixed + plan.memory.activations_bytes // 2))
-    problem = half.memory_problem()
-    assert problem is not None and problem.hint == "--batch-size 6 would fit"
     assert plan.memory_problem() is None
+    large = resolve([Layer("test", {"preset": "small", "train.batch_size": 200, "data.source": "synthetic:300"})])
+    plan = make_plan(large)
+    tight = replace(plan, device=replace(plan.device, memory_bytes=4 * 2**30))
+    problem = tight.memory_problem()
+    assert problem is not None and problem.hint is not None
+    fitting = int(problem.hint.split()[1])
+    assert 10 < fitting < 40
+    for batch_size, fits in ((fitting, True), (fitting + 1, False)):
+        _, need = plan.cost_model.memory(plan.setting, replace(plan.job, batch_size=batch_size))
+        assert (with_margin(need.value) <= 4 * 2**30) is fits
+    hopeless = replace(plan, device=replace(plan.device, memory_bytes=2**30)).memory_problem()
+    assert hopeless is not None and hopeless.hint == "choose a smaller --preset"
 
 
 def test_long_captions_are_counted(micro):

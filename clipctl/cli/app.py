@@ -8,9 +8,9 @@ import typer
 from typer.core import TyperGroup
 
 import clipctl
-from clipctl.cli import checkpoint, monitor, train
+from clipctl.cli import bench, checkpoint, monitor, train
 from clipctl.cli.render import plain, prose
-from clipctl.cli.startup import LightCommand, already_false
+from clipctl.cli.startup import LightCommand, SpreadCommand, already_false
 from clipctl.errors import ClipctlError, ExitCode
 
 
@@ -64,6 +64,7 @@ checkpoints = typer.Typer(cls=Commands, help="List, show, verify, prune and comp
 for name, command in checkpoint.COMMANDS.items():
     checkpoints.command(name, cls=LightCommand)(command)
 app.add_typer(checkpoints, name="checkpoint")
+app.command("bench", cls=SpreadCommand)(bench.bench)
 app.command("monitor", cls=LightCommand)(monitor.monitor)
 app.command("runs", cls=LightCommand)(monitor.runs)
 app.command("stop", cls=LightCommand)(monitor.stop)

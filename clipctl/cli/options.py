@@ -133,3 +133,41 @@ Json = Annotated[
     bool,
     typer.Option("--json", metavar="", help="One JSON document on stdout.", rich_help_panel=_RUN, show_default=False),
 ]
+_MEASURE = "What to measure"
+_OUTPUT = "Output"
+
+
+def _several(flag: str, help: str, metavar: str) -> Any:
+    return typer.Option(flag, help=help, metavar=metavar, rich_help_panel=_MEASURE, show_default=False)
+
+
+Sizes = Annotated[
+    list[str] | None, _several("--sizes", "Elements: 1e6 1e7, or 1e5:1e8:7 for a range; without steps.", "N...")
+]
+Suites = Annotated[
+    list[str] | None, _several("--suites", "elementwise, matmul, attention, step; default: all.", "NAME...")
+]
+Devices = Annotated[list[str] | None, _several("--devices", "cpu, mps, cuda:0; default: all there are.", "NAME...")]
+Dtypes = Annotated[list[str] | None, _several("--dtypes", "fp32, bf16, fp16; default: all.", "NAME...")]
+ThreadCounts = Annotated[list[str] | None, _several("--threads", "Default: one, and one a core.", "N...")]
+Models = Annotated[list[str] | None, _several("--model", "Presets to step through; default: probes.", "PRESET...")]
+BatchSizes = Annotated[list[str] | None, _several("--batch-sizes", "Batches for --model; default: 8.", "N...")]
+Format = Annotated[
+    str, typer.Option("--format", metavar="NAME", help="table, md, csv or json.", rich_help_panel=_OUTPUT)
+]
+Save = Annotated[
+    Path | None,
+    typer.Option(
+        "--save", metavar="FILE", help="Keep the results as JSON.", rich_help_panel=_OUTPUT, show_default=False
+    ),
+]
+Compare = Annotated[
+    Path | None,
+    typer.Option(
+        "--compare", metavar="FILE", help="Compare with kept results.", rich_help_panel=_OUTPUT, show_default=False
+    ),
+]
+Plot = Annotated[
+    Path | None,
+    typer.Option("--plot", metavar="FILE", help="Draw them: PNG or SVG.", rich_help_panel=_OUTPUT, show_default=False),
+]

@@ -68,6 +68,15 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
+def seconds(value: float) -> str:
+    """12 µs, 3.4 ms, 1.25 s, 140 s: three digits."""
+    for limit, unit in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
+        if value >= limit or unit == "µs":
+            scaled = value / limit
+            return f"{scaled:.{0 if scaled >= 100 else 1 if scaled >= 10 else 2}f} {unit}"
+    raise AssertionError
+
+
 def count(number: int) -> str:
     """950, 1.3M, 77.0M, 1.0B."""
     for limit, unit in ((1e9, "B"), (1e6, "M"), (1e3, "K")):
@@ -119,6 +128,7 @@ def plan_table(plan: "TrainPlan") -> Table:
         "workers": f"{plan.workers.value} – {plan.workers.reason}",
         "steps": f"{plan.total_steps:,}: {plan.epochs:,} epochs of {plan.steps_per_epoch:,}, "
         f"batch {config.train.batch_size}, peak rate {config.optim.lr:g}",
+        "time": time_line(plan),
         "memory": memory_line(plan),
         "checkpoints": f"every {save_interval(config.save.every)}, about {size(plan.checkpoint_bytes)} each; "
         f"kept: the last {config.save.keep_last}, the best {config.save.keep_best}",
@@ -146,11 +156,25 @@ def save_interval(every: str) -> str:
 
 def memory_line(plan: "TrainPlan") -> str:
     need = plan.memory
+    program = f", program {size(need.process_bytes)}" if need.process_bytes else ""
     return (
-        f"about {size(need.total_bytes)} of {size(plan.device.memory_bytes)} free "
+        f"about {size(plan.memory_need.value)} of {size(plan.device.memory_bytes)} free – {plan.memory_need.basis} "
         f"(weights {size(need.weights_bytes)}, gradients {size(need.gradients_bytes)}, "
-        f"optimizer {size(need.optimizer_bytes)}, activations {size(need.activations_bytes)})"
+        f"optimizer {size(need.optimizer_bytes)}, activations {size(need.activations_bytes)}{program})"
     )
+
+
+def time_line(plan: "TrainPlan") -> str:
+    if plan.seconds is None or plan.step_s is None:
+        return "unknown: nothing was measured on this device yet; clipctl bench does"
+    low, high = duration(plan.seconds.low), duration(plan.seconds.high)
+    return (
+        f"about {duration(plan.seconds.value)} ({low} to {high}), {seconds(plan.step_s.value)} a step – "
+        f"{plan.step_s.basis}{BASIS_HINTS.get(plan.step_s.basis, '')}"
+    )
+
+
+BASIS_HINTS = {"prior": "; clipctl bench would make it sure"}
 
 
 def plan_document(plan: "TrainPlan") -> dict[str, Any]:
@@ -171,7 +195,9 @@ def plan_document(plan: "TrainPlan") -> dict[str, Any]:
         "epochs": plan.epochs,
         "steps_per_epoch": plan.steps_per_epoch,
         "chance_loss": plan.chance_loss,
-        "memory": {**asdict(plan.memory), "total_bytes": plan.memory.total_bytes},
+        "step_s": plan.step_s.to_dict() if plan.step_s else None,
+        "seconds": plan.seconds.to_dict() if plan.seconds else None,
+        "memory": {**asdict(plan.memory), "total_bytes": plan.memory_need.value, "basis": plan.memory_need.basis},
         "memory_free_bytes": plan.device.memory_bytes,
         "notes": list(plan.notes),
         "config": to_dict(plan.config),

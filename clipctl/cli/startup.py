@@ -19,6 +19,24 @@ class LightCommand(TyperCommand):
         return super().parse_args(ctx, args)
 
 
+class SpreadCommand(LightCommand):
+    """Takes several values after one option, as people type them: `--sizes 1e6 1e7` is `--sizes 1e6 --sizes 1e7`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        repeatable = {name for param in self.params if getattr(param, "multiple", False) for name in param.opts}
+        spread: list[str] = []
+        current = None
+        for argument in args:
+            if argument.startswith("-") and not argument[1:2].isdigit():
+                current = argument if argument in repeatable else None
+                spread.append(argument)
+            elif current and spread[-1] != current:
+                spread += [current, argument]
+            else:
+                spread.append(argument)
+        return super().parse_args(ctx, spread)
+
+
 def already_false(option: Any) -> Any:
     """--help, absent, is None, which would be converted to a bool; False is one already."""
     if option is not None:

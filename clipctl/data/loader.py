@@ -42,8 +42,9 @@ class Batch(NamedTuple):
     images: Tensor  # (B, H, W, 3) uint8
     tokens: Tensor  # (B, N) int64, N up to the context
 
-    def to(self, device: torch.device) -> "Batch":
-        return Batch(self.images.to(device, non_blocking=True), self.tokens.to(device, non_blocking=True))
+    def to(self, image: torch.device, text: torch.device) -> "Batch":
+        """Pictures and captions where their towers are."""
+        return Batch(self.images.to(image, non_blocking=True), self.tokens.to(text, non_blocking=True))
 
 
 class PictureCache:

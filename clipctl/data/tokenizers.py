@@ -42,6 +42,10 @@ class CharacterTokenizer:
         ids[: len(body) + 2] = [START_ID, *body, self.end_id]
         return ids
 
+    def length(self, caption: str) -> int:
+        """Ids before the padding, start and end included."""
+        return min(len(normalise(caption)) + 2, self.context)
+
     def truncates(self, caption: str) -> bool:
         return len(normalise(caption)) > self.context - 2
 

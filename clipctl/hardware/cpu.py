@@ -3,6 +3,9 @@
 import math
 import os
 import platform
+import subprocess
+import sys
+from functools import cache
 from pathlib import Path
 
 import psutil
@@ -10,8 +13,11 @@ import psutil
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 
 
+@cache
 def name() -> str:
     """What the processor calls itself."""
+    if sys.platform == "darwin":
+        return sysctl("machdep.cpu.brand_string") or platform.machine()
     try:
         for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
@@ -19,6 +25,15 @@ def name() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine() or "cpu"
+
+
+def sysctl(key: str) -> str | None:
+    """A fact that macOS tells."""
+    try:
+        done = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, timeout=5)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return done.stdout.strip() or None if done.returncode == 0 else None
 
 
 def usable_cores() -> int:
@@ -45,12 +60,11 @@ def cgroup_quota_cores(root: Path) -> float | None:
     return int(quota) / int(period)
 
 
-def choose_threads(asked: int | None) -> tuple[int, str]:
-    """Threads for one operation, and why."""
-    if asked is not None:
-        return asked, "as asked"
+def thread_candidates() -> list[int]:
+    """How many threads may be worth trying, the usual choice first: one a core, one a fast core, half of the cores."""
     cores = usable_cores()
-    return cores, f"one for each of {cores} usable cores"
+    fast = int(sysctl("hw.perflevel0.physicalcpu") or cores) if sys.platform == "darwin" else cores
+    return [count for count in dict.fromkeys((cores, fast, cores // 2)) if 1 <= count <= cores]
 
 
 def choose_workers(asked: int | None, *, on_accelerator: bool, cached: bool) -> tuple[int, str]:

@@ -1,103 +1,125 @@
-"""Devices: which there are, which one to train on and why, in which precision and why."""
+"""Devices: which there are, what they are called, how to wait for one and what it holds."""
 
 import re
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import cpu, memory
+from clipctl.hardware.profile import DeviceFacts
 
-# Where nothing has been measured: the GPU of a laptop tends to lose to its CPU below this size.
-PRIOR_MIN_PARAMETERS = 100_000_000
+HYBRID = "hybrid"  # image tower on the accelerator, text tower on the CPU
 
 
 @dataclass(frozen=True)
 class Device:
-    """A device, what it offers, and why it was chosen."""
+    """Where a model computes, what that place offers, and why it was chosen."""
 
-    kind: str  # cpu, mps, cuda
-    index: int | None
+    label: str  # cpu, mps, cuda:0, hybrid
+    image: torch.device  # of the image tower and the loss
+    text: torch.device  # of the text tower; another one only for hybrid
     name: str
     memory_bytes: int  # free for us
-    reason: str
+    reason: str = "as asked"
 
     @property
-    def torch(self) -> torch.device:
-        return torch.device(self.kind) if self.index is None else torch.device(self.kind, self.index)
+    def kind(self) -> str:
+        """cpu, mps, cuda, hybrid."""
+        return self.label.split(":")[0]
 
     @property
     def is_accelerator(self) -> bool:
-        return self.kind != "cpu"
+        return self.image.type != "cpu"
+
+    @property
+    def wants_fixed_shapes(self) -> bool:
+        """Apple's GPU leaks memory when shapes vary."""
+        return "mps" in (self.image.type, self.text.type)
+
+    def because(self, reason: str) -> "Device":
+        return replace(self, reason=reason)
 
     def synchronize(self) -> None:
         """Wait for work that was only queued. The CPU queues nothing."""
         if self.is_accelerator:
-            torch.get_device_module(self.torch).synchronize()
+            torch.get_device_module(self.image).synchronize()
 
     def allocated_bytes(self) -> int | None:
         """Memory that tensors and caches hold on an accelerator; None on the CPU, where RSS tells."""
-        if self.kind == "mps":
+        if self.image.type == "mps":
             return int(torch.mps.driver_allocated_memory())
-        if self.kind == "cuda":
-            return int(torch.cuda.memory_reserved(self.torch))
-        return None
+        return self._ask("memory_reserved")
+
+    def peak_bytes(self) -> int | None:
+        """The most that it held, where the device remembers; Apple's does not."""
+        return None if self.image.type == "mps" else self._ask("max_memory_reserved")
+
+    def _ask(self, question: str) -> int | None:
+        if not self.is_accelerator:
+            return None
+        answer: Callable[[], Any] | None = getattr(torch.get_device_module(self.image), question, None)
+        return int(answer()) if answer else None
 
 
-def available_kinds() -> list[str]:
-    kinds = ["cpu"]
-    if torch.backends.mps.is_available():
-        kinds.append("mps")
-    kinds += [f"cuda:{index}" for index in range(torch.cuda.device_count())]
-    return kinds
+def labels() -> list[str]:
+    """Every device of this machine, the CPU first."""
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    if accelerator is None:
+        return ["cpu"]
+    count = torch.accelerator.device_count()
+    if accelerator.type == "cuda" or count > 1:
+        return ["cpu", *(f"{accelerator.type}:{index}" for index in range(count))]
+    return ["cpu", accelerator.type]
 
 
-def choose_device(asked: str, *, parameters: int) -> Device:
-    """The device that was asked for, or for `auto` the one likely to be faster for a model of this size."""
-    kinds = available_kinds()
-    if asked != "auto":
-        return _device(_match(asked, kinds), "as asked")
-    accelerators = kinds[1:]
-    if not accelerators:
-        return _device("cpu", "no accelerator found")
-    size = f"{parameters / 1e6:.1f}M parameters"
-    if accelerators[0] == "mps" and parameters < PRIOR_MIN_PARAMETERS:
-        return _device("cpu", f"{size}: below 100M the CPU of an Apple machine is usually faster than its GPU")
-    return _device(accelerators[0], f"{size}: an accelerator is usually faster")
+def open_device(asked: str) -> Device:
+    """The device of that name; `cuda` is the first of its kind."""
+    known = labels()
+    if asked == HYBRID and len(known) > 1:
+        accelerator = open_device(known[1])
+        name = f"{accelerator.name} for pictures, {cpu.name()} for captions"
+        return replace(accelerator, label=HYBRID, text=torch.device("cpu"), name=name)
+    label = _match(asked, known)
+    device = torch.device(label)
+    return Device(label, device, device, _name(device), _free_bytes(device))
 
 
-def choose_precision(asked: str, device: Device) -> tuple[str, str]:
-    """The precision to compute in, and why."""
-    if asked != "auto":
-        return asked, "as asked"
-    if device.kind == "cuda" and torch.cuda.get_device_capability(device.torch)[0] >= 8:
-        return "bf16", "this GPU computes in bf16"
-    return "fp32", f"the safe choice on {device.kind}"
+def facts() -> list[DeviceFacts]:
+    """Every device, as a profile keeps it."""
+    return [DeviceFacts(label, (device := open_device(label)).name, device.memory_bytes) for label in labels()]
 
 
-def _match(asked: str, kinds: list[str]) -> str:
-    for kind in kinds:
-        if asked == kind or asked == kind.split(":")[0]:
-            return kind
-    available = f"available: {', '.join(['auto', *kinds])}"
-    if re.fullmatch(r"cpu|mps|cuda(:\d+)?", asked):
+def _match(asked: str, known: list[str]) -> str:
+    for label in known:
+        if asked in (label, label.split(":")[0]):
+            return label
+    available = f"available: {', '.join(['auto', *known])}"
+    if re.fullmatch(r"cpu|mps|hybrid|(cuda|xpu)(:\d+)?", asked):
         raise DeviceError(f"device {asked} is not available on this machine", available)
     raise ConfigError(f"unknown device {asked!r}", available)
 
 
-def _device(kind: str, reason: str) -> Device:
-    if kind == "cpu":
-        return Device("cpu", None, cpu.name(), memory.available_bytes(), reason)
-    if kind == "mps":
-        limit = int(torch.mps.recommended_max_memory())
-        return Device("mps", None, "Apple GPU", limit - int(torch.mps.driver_allocated_memory()), reason)
-    index = int(kind.split(":")[1])
-    free, _ = torch.cuda.mem_get_info(index)
-    return Device("cuda", index, torch.cuda.get_device_name(index), free, reason)
+def _name(device: torch.device) -> str:
+    if device.type == "cpu":
+        return cpu.name()
+    if device.type == "mps":
+        return f"{cpu.name()} GPU"
+    return str(torch.get_device_module(device).get_device_name(device.index or 0))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return memory.available_bytes()
+    if device.type == "mps":  # unified memory: what Metal recommends to take of it, not what the machine has
+        return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
+    return int(torch.get_device_module(device).mem_get_info(device.index or 0)[0])
 
 
 _OUT_OF_MEMORY = (
-    "MPS backend out of memory",
+    "backend out of memory",  # MPS
     "can't allocate memory",
     "CUDA out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",

@@ -3,6 +3,7 @@
 A value that cannot be read is None and never a guess.
 """
 
+import time
 from pathlib import Path
 from typing import Any
 
@@ -90,3 +91,23 @@ def battery_power_w(root: Path) -> float | None:
         except (OSError, ValueError):
             continue
     return None
+
+
+class OtherLoad:
+    """How busy other programs keep the machine, from now on."""
+
+    def __init__(self) -> None:
+        self._process = psutil.Process()
+        self._started = self._now()
+
+    def cores(self) -> float:
+        """Cores that others kept busy on average since then; what this process and its children did is left out."""
+        seconds, busy, own = (now - then for now, then in zip(self._now(), self._started, strict=True))
+        return max(0.0, (busy - own) / seconds) if seconds > 0 else 0.0
+
+    def _now(self) -> tuple[float, float, float]:
+        times, mine = psutil.cpu_times(), self._process.cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0) + getattr(times, "steal", 0.0)
+        busy = sum(times[:8]) - idle if len(times) >= 8 else sum(times) - idle
+        own = mine.user + mine.system + mine.children_user + mine.children_system
+        return time.monotonic(), busy, own

@@ -42,7 +42,15 @@ class Clip(nn.Module):
         return F.normalize(self.text(tokens).float(), dim=-1)
 
     def forward(self, images: Tensor, tokens: Tensor) -> Embeddings:
-        return Embeddings(self.encode_image(images), self.encode_text(tokens), self.log_scale.exp(), self.bias)
+        # Pictures first: an accelerator works on them while a text tower on the CPU reads the captions.
+        image, text = self.encode_image(images), self.encode_text(tokens)
+        return Embeddings(image, text.to(image.device), self.log_scale.exp(), self.bias)
+
+    def place(self, image: torch.device, text: torch.device) -> "Clip":
+        """Move each tower to its device; the temperature goes with the pictures, where the loss is."""
+        self.to(image)
+        self.text.to(text)
+        return self
 
     @torch.no_grad()
     def clamp_scale(self) -> None:

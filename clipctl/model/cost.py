@@ -1,9 +1,10 @@
 """What a model costs, by arithmetic alone: parameters, floating-point operations, bytes. No torch.
 
-B is the batch, N the tokens of a tower, D its width. A multiply and an add count as two operations.
+B is the batch, N the tokens of a tower, D its width. A multiply and an add count as two operations. What a machine
+makes of these numbers, in seconds, is measured: see `forecast.py`.
 """
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 from clipctl.config import ImageTowerConfig, ModelConfig, TextTowerConfig
 
@@ -11,8 +12,6 @@ MLP_RATIO = 4
 
 # Symbols of the character tokenizer on plain English captions, where no tokenizer has been built yet.
 ASSUMED_VOCAB_SIZE = 33
-
-BYTES_PER_VALUE = {"fp32": 4, "bf16": 2}
 
 
 def block_parameters(width: int) -> int:
@@ -43,19 +42,53 @@ def parameters(model: ModelConfig) -> int:
     return image_parameters(model.image, model.embed_dim) + text_parameters(model.text, model.embed_dim) + 1
 
 
-def forward_flops(model: ModelConfig, text_tokens: int | None = None) -> int:
-    """Operations of one forward pass of one pair. Norms, softmax and activations are left out: they are below 2 %."""
-    image, text = model.image, model.text
-    text_tokens = text_tokens or text.context
+@dataclass(frozen=True)
+class Work:
+    """What a training step asks of a device. Its time is close to a sum of these, each times a price of the device."""
+
+    flops: float  # of matrix products
+    moved_bytes: float  # activations read and written outside of matrix products
+    parameter_bytes: float  # weights, gradients and moments that clipping and AdamW pass through
+    kernels: float  # operations started
+
+    def __add__(self, other: "Work") -> "Work":
+        return Work(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+
+# Per token of a block and in units of its width, forward and backward: both norms (2 · 5), both residuals (2 · 3), the
+# activation (4 · 5) and biases (9 · 1). Only the proportions between towers matter: the price per byte is measured.
+_MOVED_PER_TOKEN = 45
+_KERNELS_PER_BLOCK = 60  # forward and backward
+_KERNELS_PER_PARAMETER = 0.5  # of norms, clipping and the fused update, which take all tensors in one call
+_TENSORS_PER_BLOCK = 12
+_PARAMETER_PASSES = 8  # write and read the gradient, scale it, read and write weight and both moments
+
+
+def image_work(model: ModelConfig, batch_size: int) -> Work:
+    image = model.image
     patches = 2 * (image.tokens - 1) * 3 * image.patch_px**2 * image.width
-    towers = _tower_flops(image.width, image.depth, image.tokens) + _tower_flops(text.width, text.depth, text_tokens)
-    projections = 2 * (image.width + text.width) * model.embed_dim
-    return patches + towers + projections
+    tower = _tower_work(image, image.tokens, model.embed_dim, batch_size, image_parameters(image, model.embed_dim))
+    return tower + Work(3 * batch_size * patches, batch_size * 3 * image.size_px**2 * 4 * 4, 0, 20)
 
 
-def _tower_flops(width: int, depth: int, tokens: int) -> int:
-    """All blocks; the last one writes a single token, for which it reads the keys and values of all."""
-    return (depth - 1) * _block_flops(width, tokens, written=tokens) + _block_flops(width, tokens, written=1)
+def text_work(model: ModelConfig, batch_size: int, text_tokens: int | None = None) -> Work:
+    """`text_tokens`: of the longest caption of a batch, to which it is cut; None: the whole context."""
+    text = model.text
+    parameters = text_parameters(text, model.embed_dim)
+    return _tower_work(text, text_tokens or text.context, model.embed_dim, batch_size, parameters)
+
+
+def _tower_work(
+    tower: ImageTowerConfig | TextTowerConfig, tokens: int, embed_dim: int, batch_size: int, parameters: int
+) -> Work:
+    """Forward and backward: the backward pass costs twice the forward pass."""
+    width, depth = tower.width, tower.depth
+    # The last block writes a single token, for which it reads the keys and values of all.
+    blocks = (depth - 1) * _block_flops(width, tokens, written=tokens) + _block_flops(width, tokens, written=1)
+    forward = blocks + 2 * width * embed_dim
+    moved = 4 * _MOVED_PER_TOKEN * width * tokens * (depth - 0.75)
+    kernels = depth * (_KERNELS_PER_BLOCK + _KERNELS_PER_PARAMETER * _TENSORS_PER_BLOCK)
+    return Work(3 * batch_size * forward, batch_size * moved, 4 * _PARAMETER_PASSES * parameters, kernels)
 
 
 def _block_flops(width: int, tokens: int, *, written: int) -> int:
@@ -65,14 +98,15 @@ def _block_flops(width: int, tokens: int, *, written: int) -> int:
     return keys_and_values + matrices + attention
 
 
-def step_flops(model: ModelConfig, batch_size: int, text_tokens: int | None = None) -> int:
-    """One training step: the backward pass costs twice the forward pass; the similarity matrix is B × B × E."""
+def step_work(model: ModelConfig, batch_size: int, text_tokens: int | None = None) -> Work:
+    """Both towers, the B × B × E similarity matrix, and what every step does besides."""
     similarity = 3 * 2 * batch_size * batch_size * model.embed_dim
-    return 3 * batch_size * forward_flops(model, text_tokens) + similarity
+    loss = Work(similarity, 10 * 4 * batch_size * batch_size, 0, 50)
+    return image_work(model, batch_size) + text_work(model, batch_size, text_tokens) + loss
 
 
 @dataclass(frozen=True)
-class MemoryForecast:
+class Memory:
     """Bytes that a training step needs, by what holds them."""
 
     weights_bytes: int
@@ -80,22 +114,38 @@ class MemoryForecast:
     optimizer_bytes: int
     activations_bytes: int
     batch_bytes: int
+    process_bytes: int = 0  # Python, torch and its libraries
 
     @property
     def total_bytes(self) -> int:
-        return (
-            self.weights_bytes + self.gradients_bytes + self.optimizer_bytes + self.activations_bytes + self.batch_bytes
-        )
+        return sum(astuple(self))
 
 
-def training_memory(model: ModelConfig, batch_size: int, precision: str = "fp32") -> MemoryForecast:
+# Autocast keeps norms, residuals and what they feed in fp32, so that halving the precision does not halve the bytes.
+ACTIVATION_BYTES = {"fp32": 4.0, "bf16": 3.0, "fp16": 3.0}
+
+
+def training_memory(
+    model: ModelConfig, batch_size: int, precision: str = "fp32", text_tokens: int | None = None
+) -> Memory:
     """Weights, gradients and both moments of AdamW in fp32 (16 bytes a parameter); activations in `precision`."""
     count = parameters(model)
     image, text = model.image, model.text
-    # Values kept for the backward pass, per token and block, in units of the width: the input of each norm (2), of QKV
-    # (1), q, k and v (3), the attention's result (1), the input of the MLP (1), before and after the activation (8).
-    per_token = 2 + 1 + 3 + 1 + 1 + 2 * MLP_RATIO
-    values = image.depth * image.tokens * image.width + text.depth * text.context * text.width
-    activations = batch_size * per_token * values * BYTES_PER_VALUE[precision]
+    values = _kept_values(image.width, image.depth, image.tokens)
+    values += 4 * image.tokens * image.width  # patches, with the class token, with positions, normed
+    values += _kept_values(text.width, text.depth, text_tokens or text.context)
+    activations = round(batch_size * values * ACTIVATION_BYTES[precision])
+    activations += 4 * 4 * batch_size * batch_size  # the similarities and their softmax, both ways
     images = batch_size * 3 * image.size_px**2 * (1 + 4)  # as bytes, and normalised
-    return MemoryForecast(4 * count, 4 * count, 8 * count, activations, images + batch_size * text.context * 8)
+    return Memory(4 * count, 4 * count, 8 * count, activations, images + batch_size * text.context * 8)
+
+
+def _kept_values(width: int, depth: int, tokens: int) -> int:
+    """Values of one row kept for the backward pass.
+
+    Per token and block, in units of the width: the input of each norm (2), of QKV (1), q, k and v (3), the attention's
+    result (1), the input of the MLP (1), before and after the activation (8). The last block keeps its input twice,
+    keys and values. The widest gradients (before and after an activation) are alive beside all that.
+    """
+    per_token = 2 + 1 + 3 + 1 + 1 + 2 * MLP_RATIO
+    return width * tokens * ((depth - 1) * per_token + 4 + 2 * MLP_RATIO)

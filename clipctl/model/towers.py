@@ -23,6 +23,11 @@ class QuickGELU(nn.Module):
 ACTIVATIONS: dict[str, type[nn.Module]] = {"gelu": nn.GELU, "quick_gelu": QuickGELU}
 
 
+def needs_contiguous(device: torch.device) -> bool:
+    """Apple's attention kernels have returned wrong values for strided inputs."""
+    return device.type == "mps"
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -34,7 +39,7 @@ class Attention(nn.Module):
         batch, tokens, width = x.shape
         qkv = self.qkv(x).view(batch, tokens, 3, self.heads, width // self.heads)  # (B, N, 3, H, D/H)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, N, D/H)
-        if x.device.type == "mps":  # its attention kernels have returned wrong values for strided inputs
+        if needs_contiguous(x.device):
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # (B, H, N, D/H)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))  # type: ignore[no-any-return]
@@ -47,7 +52,7 @@ class Attention(nn.Module):
         q = F.linear(take(x, position), weight[:width], bias[:width]).view(batch, *head).unsqueeze(2)  # (B, H, 1, D/H)
         memory = F.linear(x, weight[width:], bias[width:]).view(batch, tokens, 2, *head)  # (B, N, 2, H, D/H)
         k, v = memory.permute(2, 0, 3, 1, 4)  # each (B, H, N, D/H)
-        if x.device.type == "mps":
+        if needs_contiguous(x.device):
             k, v = k.contiguous(), v.contiguous()
         visible = None
         if causal:

@@ -8,9 +8,20 @@ from typing import Any
 import torch
 
 import clipctl
+from clipctl.model.forecast import Setting
 from clipctl.training.plan import TrainPlan
 
 _PACKAGES = ("torch", "numpy", "pillow", "safetensors")
+
+
+def setting_of(environment: dict[str, Any]) -> Setting | None:
+    """Under what a run was begun; None where its environment.json does not say."""
+    try:
+        return Setting(
+            environment["device"]["label"], environment["precision"]["value"], int(environment["threads"]["value"])
+        )
+    except (KeyError, TypeError, ValueError):
+        return None
 
 
 def describe_environment(plan: TrainPlan) -> dict[str, Any]:
@@ -19,7 +30,12 @@ def describe_environment(plan: TrainPlan) -> dict[str, Any]:
         "python": platform.python_version(),
         **{package: version(package) for package in _PACKAGES},
         "platform": platform.platform(),
-        "device": {"kind": plan.device.kind, "name": plan.device.name, "reason": plan.device.reason},
+        "device": {
+            "kind": plan.device.kind,
+            "label": plan.device.label,
+            "name": plan.device.name,
+            "reason": plan.device.reason,
+        },
         "precision": {"value": plan.precision.value, "reason": plan.precision.reason},
         "threads": {
             "value": plan.threads.value,

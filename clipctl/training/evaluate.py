@@ -80,7 +80,7 @@ class Evaluator:
         try:
             for batch in self._batches:
                 between_batches()
-                batch = batch.to(state.device)
+                batch = batch.to(state.device.image, state.device.text)
                 with autocast(state):
                     embeddings: Embeddings = state.model(normalise(batch.images), batch.tokens)
                 losses.append(LOSSES[state.loss](embeddings))

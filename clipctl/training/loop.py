@@ -8,8 +8,6 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-import torch
-
 from clipctl import config as configs
 from clipctl.config import Interval
 from clipctl.data.loader import PairDataset, TrainLoader, validation_batches
@@ -25,8 +23,7 @@ from clipctl.errors import (
     TrainingError,
 )
 from clipctl.hardware.devices import is_out_of_memory
-from clipctl.hardware.memory import keep_freed_memory, peak_rss_bytes
-from clipctl.model.clip import Clip
+from clipctl.hardware.memory import peak_rss_bytes
 from clipctl.runs import metrics
 from clipctl.runs.checkpoints import STATE, Checkpoint
 from clipctl.runs.metrics import MetricsWriter
@@ -37,10 +34,10 @@ from clipctl.training.cadence import SaveCadence
 from clipctl.training.divergence import NonfiniteGuard
 from clipctl.training.environment import describe_environment
 from clipctl.training.evaluate import Evaluation, Evaluator
-from clipctl.training.optim import grad_norms_by_block, lr_at, make_optimizer
+from clipctl.training.optim import grad_norms_by_block, lr_at
 from clipctl.training.plan import TrainPlan
 from clipctl.training.recording import PhaseClock, StepLog, StepStart, StepWindow, SystemRecorder
-from clipctl.training.state import TrainState, nonfinite_tensors, read_checkpoint, write_checkpoint
+from clipctl.training.state import TrainState, fresh_state, nonfinite_tensors, read_checkpoint, write_checkpoint
 from clipctl.training.step import train_step
 from clipctl.training.stopping import StopRequested, StopSwitch, stop_signals
 
@@ -115,24 +112,13 @@ def train(
         if not is_out_of_memory(error):
             raise
         batch_size = plan.config.train.batch_size
-        hint = f"try --batch-size {max(2, batch_size // 2)}"
+        fitting = plan.cost_model.largest_batch(plan.setting, plan.job, plan.device.memory_bytes)
+        hint = f"try --batch-size {max(2, min(fitting, batch_size // 2))}"
         raise DeviceError(f"{plan.device.kind} is out of memory at batch size {batch_size}", hint) from error
 
 
 def make_state(plan: TrainPlan) -> TrainState:
-    """A fresh model and optimizer. Initialised on the CPU, so that a seed means the same on every device."""
-    torch.set_num_threads(int(plan.threads.value))
-    keep_freed_memory()
-    torch.manual_seed(plan.config.train.seed)
-    model = Clip(plan.config.model, loss=plan.config.train.loss).to(plan.device.torch)
-    return TrainState(
-        model=model,
-        optimizer=make_optimizer(model, plan.config.optim),
-        device=plan.device.torch,
-        loss=plan.config.train.loss,
-        precision=str(plan.precision.value),
-        grad_clip=plan.config.optim.grad_clip,
-    )
+    return fresh_state(plan.config, plan.device, str(plan.precision.value), int(plan.threads.value))
 
 
 def make_loader(plan: TrainPlan) -> TrainLoader:
@@ -146,8 +132,8 @@ def make_loader(plan: TrainPlan) -> TrainLoader:
         plan.picture_cache_bytes,
     )
     sampler = EpochSampler(len(plan.train_source), config.train.batch_size, config.train.seed)
-    # Apple's GPU leaks memory when shapes vary.
-    return TrainLoader(dataset, sampler, workers=int(plan.workers.value), fixed_length=plan.device.kind == "mps")
+    fixed_length = plan.device.wants_fixed_shapes
+    return TrainLoader(dataset, sampler, workers=int(plan.workers.value), fixed_length=fixed_length)
 
 
 def make_evaluator(plan: TrainPlan) -> Evaluator:

@@ -52,11 +52,10 @@ def grad_norms_by_block(model: nn.Module) -> dict[str, float]:
     squares: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            block = block_of(name)
-            squares[block] = (
-                squares.get(block, torch.zeros((), device=parameter.device)) + parameter.grad.square().sum()
-            )
+            block, square = block_of(name), parameter.grad.square().sum()
+            squares[block] = squares[block] + square if block in squares else square
     if not squares:
         return {}
-    norms = torch.stack(list(squares.values())).sqrt().tolist()
+    device = next(iter(squares.values())).device  # the towers may be on two
+    norms = torch.stack([square.to(device) for square in squares.values()]).sqrt().tolist()
     return dict(zip(squares, norms, strict=True))

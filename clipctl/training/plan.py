@@ -13,19 +13,13 @@ from clipctl.data.sources.catalog import Split, open_data
 from clipctl.data.tokenizers import CharacterTokenizer
 from clipctl.errors import ConfigError, DeviceError, SaveError
 from clipctl.hardware import cpu, memory
-from clipctl.hardware.devices import Device, choose_device, choose_precision
+from clipctl.hardware.devices import Device
 from clipctl.model import cost
+from clipctl.model.forecast import CostModel, Estimate, Job, Setting, with_margin
+from clipctl.training.choice import Choice, decide
 
 # Decoded pictures may take this share of the free memory.
 PICTURE_CACHE_SHARE = 0.25
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A setting and, in words for the user, why it has this value."""
-
-    value: int | str
-    reason: str
 
 
 @dataclass(frozen=True)
@@ -44,8 +38,21 @@ class TrainPlan:
     steps_per_epoch: int
     total_steps: int
     parameters: int
-    memory: cost.MemoryForecast
+    memory: cost.Memory  # by what holds it
+    memory_need: Estimate  # the whole of it, margin left out
+    step_s: Estimate | None  # seconds of a step, where they can be forecast
+    cost_model: CostModel
+    job: Job
     notes: tuple[str, ...]  # what differs from what was asked, and why
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.device.label, str(self.precision.value), int(self.threads.value))
+
+    @property
+    def seconds(self) -> Estimate | None:
+        """Of all steps; evaluations and checkpoints come on top."""
+        return self.step_s.scaled(self.total_steps) if self.step_s else None
 
     @property
     def epochs(self) -> int:
@@ -59,7 +66,7 @@ class TrainPlan:
     @property
     def checkpoint_bytes(self) -> int:
         """Weights and both moments; the rest is small."""
-        return self.memory.weights_bytes + self.memory.optimizer_bytes
+        return 12 * self.parameters
 
     def disk_problem(self, free_bytes: int, copies: int) -> SaveError | None:
         """Why so many checkpoints have no place, if they have none: a new one must fit beside an old one."""
@@ -74,20 +81,18 @@ class TrainPlan:
 
     def memory_problem(self) -> DeviceError | None:
         """Why this plan cannot be carried out on its device, if it cannot."""
-        need, free = self.memory.total_bytes, self.device.memory_bytes
+        need, free = with_margin(self.memory_need.value), self.device.memory_bytes
         if need <= free:
             return None
-        fixed = need - self.memory.activations_bytes
-        per_pair = self.memory.activations_bytes / self.config.train.batch_size
-        fitting = math.floor((free - fixed) / per_pair) if free > fixed else 0
+        fitting = self.cost_model.largest_batch(self.setting, self.job, free)
         return DeviceError(
             f"training needs about {need / 2**30:.1f} GiB and {self.device.kind} has {free / 2**30:.1f} GiB free",
             f"--batch-size {fitting} would fit" if fitting >= 2 else "choose a smaller --preset",
         )
 
 
-def make_plan(asked: TrainConfig) -> TrainPlan:
-    """Look at data and machine and decide what was left open."""
+def make_plan(asked: TrainConfig, before: Setting | None = None) -> TrainPlan:
+    """Look at data and machine and decide what was left open; `before` is under what the run was begun, if it was."""
     notes: list[str] = []
     split = open_data(asked.data)
     tokenizer = CharacterTokenizer.learn(_captions(split.train), asked.model.text.context)
@@ -97,16 +102,21 @@ def make_plan(asked: TrainConfig) -> TrainPlan:
     if truncated:
         notes.append(f"{truncated} captions are longer than {tokenizer.context - 2} characters and are cut")
 
-    parameters = cost.parameters(config.model)
-    device = choose_device(config.runtime.device, parameters=parameters)
-    precision = Choice(*choose_precision(config.runtime.precision, device))
+    steps_per_epoch = batch_count(len(split.train), config.train.batch_size)
+    total_steps = config.train.steps or config.train.epochs * steps_per_epoch
+    longest = max(tokenizer.length(caption) for caption in _captions(split.train))
+    job = Job(config.model, config.train.batch_size, longest)
+    decision = decide(config, job, total_steps, before)
+    device = decision.device
+    if device.wants_fixed_shapes:
+        job = replace(job, text_tokens=tokenizer.context)
+    memory_split, memory_need = decision.cost_model.memory(decision.setting, job)
+
     picture_bytes = 3 * config.model.image.size_px**2
     cache_bytes = int(memory.available_bytes() * PICTURE_CACHE_SHARE)
     cached = len(split.train) * picture_bytes <= cache_bytes
     workers = Choice(*cpu.choose_workers(config.runtime.workers, on_accelerator=device.is_accelerator, cached=cached))
 
-    steps_per_epoch = batch_count(len(split.train), config.train.batch_size)
-    total_steps = config.train.steps or config.train.epochs * steps_per_epoch
     if config.optim.warmup_of(total_steps) >= total_steps and total_steps > 1:
         notes.append(
             f"optim.warmup_steps {config.optim.warmup_steps} is not shorter than the run of {total_steps} steps"
@@ -119,14 +129,18 @@ def make_plan(asked: TrainConfig) -> TrainPlan:
         loss_floor=loss_floor(split.train, config.train.batch_size),
         tokenizer=tokenizer,
         device=device,
-        precision=precision,
-        threads=Choice(*cpu.choose_threads(config.runtime.threads)),
+        precision=decision.precision,
+        threads=decision.threads,
         workers=workers,
         picture_cache_bytes=cache_bytes // max(1, int(workers.value)),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
-        parameters=parameters,
-        memory=cost.training_memory(config.model, config.train.batch_size, str(precision.value)),
+        parameters=cost.parameters(config.model),
+        memory=memory_split,
+        memory_need=memory_need,
+        step_s=decision.step_s,
+        cost_model=decision.cost_model,
+        job=job,
         notes=tuple(notes),
     )
 

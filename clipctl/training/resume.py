@@ -10,7 +10,7 @@ from clipctl.errors import CheckpointError, ConfigError, ConfigErrors, DataError
 from clipctl.runs.checkpoints import Checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training.environment import describe_environment
+from clipctl.training.environment import describe_environment, setting_of
 from clipctl.training.optim import lr_at
 from clipctl.training.plan import TrainPlan, make_plan
 
@@ -52,7 +52,7 @@ def prepare_resumption(run: RunDir, asked: list[Layer], *, which: str | None, al
     notes: list[str] = []
     checkpoint = _choose(CheckpointStore(run), which, notes)
     if checkpoint is None:
-        plan = make_plan(config)
+        plan = make_plan(config)  # nothing is lost if it is made otherwise now
         notes += _compare(configs.resolve([saved]), config, asked, allow_change=allow_change)
         return Resumption(plan, None, tuple(notes))
     facts = checkpoint.read_state()
@@ -62,7 +62,7 @@ def prepare_resumption(run: RunDir, asked: list[Layer], *, which: str | None, al
     except (KeyError, AttributeError):
         raise CheckpointError(f"{checkpoint.path} does not say with which settings it was made") from None
     notes += _compare(before, config, asked, allow_change=allow_change)
-    plan = make_plan(config)
+    plan = make_plan(config, before=setting_of(run.read_environment()))
     if fingerprint != plan.data_fingerprint and not allow_change:
         raise DataError(
             f"{plan.config.data.source} has changed since the run was stopped: other pictures or captions",

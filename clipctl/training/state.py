@@ -10,24 +10,76 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
+from clipctl.config import TrainConfig
 from clipctl.errors import CheckpointError
+from clipctl.hardware.devices import Device
+from clipctl.hardware.memory import keep_freed_memory
 from clipctl.model.clip import Clip
 from clipctl.runs import checkpoints
 from clipctl.runs.checkpoints import Checkpoint
 from clipctl.runs.tensors import TensorInfo, read_header
+from clipctl.training.optim import make_optimizer
+
+LOSS_SCALE = "loss_scale"
+
+
+class LossScale:
+    """What the loss is multiplied by before the backward pass in fp16, whose smallest number is 6e-8.
+
+    Halved after a step that overflowed, doubled after many that did not. Kept on the device, so that nothing waits.
+    """
+
+    START, GROWTH_STEPS = 1024.0, 500
+
+    def __init__(self, device: torch.device) -> None:
+        self.tensor = torch.tensor([self.START, 0.0], device=device)  # the factor, and good steps since it changed
+
+    @property
+    def value(self) -> Tensor:
+        return self.tensor[0].clone()  # autograd keeps it; `adjust` must not change what it keeps
+
+    def unscale(self, parameters: list[nn.Parameter]) -> None:
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.div_(self.tensor[0].to(parameter.device))
+
+    def adjust(self, finite: Tensor) -> None:
+        good = torch.where(finite, self.tensor[1] + 1, 0.0)
+        grows = good >= self.GROWTH_STEPS
+        factor = torch.where(finite, torch.where(grows, 2.0, 1.0), 0.5)
+        self.tensor[0] *= factor
+        self.tensor[1] = torch.where(grows, 0.0, good)
 
 
 @dataclass
 class TrainState:
     model: Clip
     optimizer: torch.optim.AdamW
-    device: torch.device
+    device: Device
     loss: str
     precision: str
     grad_clip: float | None
+    loss_scale: LossScale | None = None  # only in fp16
     step: int = 0  # updates made
+
+
+def fresh_state(config: TrainConfig, device: Device, precision: str, threads: int) -> TrainState:
+    """A new model and optimizer. Initialised on the CPU, so that a seed means the same on every device."""
+    torch.set_num_threads(threads)
+    keep_freed_memory()
+    torch.manual_seed(config.train.seed)
+    model = Clip(config.model, loss=config.train.loss).place(device.image, device.text)
+    return TrainState(
+        model=model,
+        optimizer=make_optimizer(model, config.optim),
+        device=device,
+        loss=config.train.loss,
+        precision=precision,
+        grad_clip=config.optim.grad_clip,
+        loss_scale=LossScale(device.image) if precision == "fp16" else None,
+    )
 
 
 def nonfinite_tensors(state: TrainState) -> list[str]:
@@ -68,7 +120,7 @@ def read_checkpoint(state: TrainState, checkpoint: Checkpoint) -> dict[str, Any]
     _check_shapes(optimizer, _optimizer_shapes(state, read_header(optimizer)))
     if facts.get("step") != checkpoint.step:
         raise CheckpointError(f"{checkpoint.file(checkpoints.STATE)} is of step {facts.get('step')!r}")
-    state.model.load_state_dict(load_file(model, device=str(state.device)))
+    state.model.load_state_dict(load_file(model))
     _restore_optimizer(state, load_file(optimizer))
     state.step = checkpoint.step
     return facts
@@ -81,6 +133,8 @@ def _optimizer_shapes(state: TrainState, header: dict[str, TensorInfo]) -> dict[
         for name, parameter in state.model.named_parameters():
             shapes |= {f"{name}.{key}": tuple(parameter.shape) for key in ("exp_avg", "exp_avg_sq")}
             shapes[f"{name}.step"] = ()
+    if state.loss_scale is not None and LOSS_SCALE in header:  # absent after a change of precision
+        shapes[LOSS_SCALE] = tuple(state.loss_scale.tensor.shape)
     return shapes
 
 
@@ -108,8 +162,10 @@ def _optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
         for key, value in state.optimizer.state[parameter].items():
             tensors[f"{name}.{key}"] = value
     tensors["rng.cpu"] = torch.get_rng_state()
-    if state.device.type != "cpu":
-        tensors["rng.device"] = torch.get_device_module(state.device).get_rng_state()
+    if state.device.is_accelerator:
+        tensors["rng.device"] = torch.get_device_module(state.device.image).get_rng_state()
+    if state.loss_scale is not None:
+        tensors[LOSS_SCALE] = state.loss_scale.tensor
     return tensors
 
 
@@ -117,7 +173,9 @@ def _restore_optimizer(state: TrainState, tensors: dict[str, Tensor]) -> None:
     for name, parameter in state.model.named_parameters():
         keys = [key for key in tensors if key.rpartition(".")[0] == name]
         # Fused AdamW keeps its step counter where the parameter is.
-        state.optimizer.state[parameter] = {key.rpartition(".")[2]: tensors[key].to(state.device) for key in keys}
+        state.optimizer.state[parameter] = {key.rpartition(".")[2]: tensors[key].to(parameter.device) for key in keys}
     torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.device" in tensors and state.device.type != "cpu":
-        torch.get_device_module(state.device).set_rng_state(tensors["rng.device"])
+    if "rng.device" in tensors and state.device.is_accelerator:
+        torch.get_device_module(state.device.image).set_rng_state(tensors["rng.device"])
+    if LOSS_SCALE in tensors and state.loss_scale is not None:
+        state.loss_scale.tensor.copy_(tensors[LOSS_SCALE])

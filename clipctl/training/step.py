@@ -26,11 +26,14 @@ class StepResult(NamedTuple):
     scale: Tensor
 
 
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 def autocast(state: TrainState) -> AbstractContextManager[None]:
     """The precision in which the towers compute; weights and their updates stay fp32."""
     if state.precision == "fp32":
         return nullcontext()
-    return torch.autocast(state.device.type, dtype=torch.bfloat16)
+    return torch.autocast(state.device.image.type, dtype=DTYPES[state.precision])
 
 
 def _update(state: TrainState, finite: Tensor) -> None:
@@ -38,7 +41,7 @@ def _update(state: TrainState, finite: Tensor) -> None:
 
     CUDA's kernel is told through a flag on the device; elsewhere the host looks, which costs nothing on the CPU.
     """
-    if state.device.type == "cuda":
+    if state.device.image.type == "cuda":
         state.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         state.optimizer.step()
     elif finite:
@@ -52,21 +55,28 @@ def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambd
     """
     set_lr(state.optimizer, lr)
     state.optimizer.zero_grad(set_to_none=True)
-    batch = batch.to(state.device)
+    batch = batch.to(state.device.image, state.device.text)
     images = normalise(batch.images)
     mark("transfer")
     with autocast(state):
         embeddings = state.model(images, batch.tokens)
     loss = LOSSES[state.loss](embeddings)
     mark("forward")
-    loss.backward()  # type: ignore[no-untyped-call]
+    scaled = loss if state.loss_scale is None else loss * state.loss_scale.value
+    scaled.backward()  # type: ignore[no-untyped-call]
     mark("backward")
     parameters = list(state.model.parameters())
+    if state.loss_scale is not None:
+        state.loss_scale.unscale(parameters)
     if state.grad_clip is None:
         grad_norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     else:
         grad_norm = clip_grad_norm_(parameters, state.grad_clip)
-    _update(state, torch.isfinite(loss.detach()) & torch.isfinite(grad_norm))
+    grad_norm = grad_norm.to(loss.device)  # of two towers on two devices it may be on either
+    finite = torch.isfinite(loss.detach()) & torch.isfinite(grad_norm)
+    _update(state, finite)
+    if state.loss_scale is not None:
+        state.loss_scale.adjust(finite)
     # Clamp after the update: Adam can push the scale past 100, where the softmax saturates.
     state.model.clamp_scale()
     state.step += 1

@@ -1,0 +1,307 @@
+"""`clipctl bench`: operations of several sizes on several devices, taking turns, and what holds each of them back."""
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from clipctl.bench import operations
+from clipctl.bench.crossover import find_crossovers
+from clipctl.bench.operations import OPERATIONS, Operation
+from clipctl.bench.overhead import measure_overhead
+from clipctl.bench.results import DTYPE_NAMES, SUITES, BenchResult, Overhead, Peak, Row
+from clipctl.bench.steps import StepProbe, measure_probes
+from clipctl.errors import ConfigError, DeviceError
+from clipctl.hardware import devices
+from clipctl.hardware.devices import Device
+from clipctl.hardware.memory import keep_freed_memory
+from clipctl.hardware.profile import Machine, Rates, now_s, update_profile
+from clipctl.hardware.sensors import OtherLoad
+from clipctl.hardware.timing import Stopwatch, Timing, time_in_turns
+from clipctl.training.step import DTYPES
+
+DEFAULT_SIZES = (100_000, 1_000_000, 10_000_000)
+CASE_LIMIT_S = 0.8  # for one operation of one size under one setting
+CALL_LIMIT_S = 0.6  # a call that would take longer is left out
+PILOT_SIZE = 256 * 256
+PEAK_SIDES = (512, 1024, 2048)
+BANDWIDTH_ELEMENTS = 32 * 2**20  # 128 MiB each: beyond any cache
+CACHE_GB = 0.1  # what moves more than this does not do so from a cache
+LAUNCH_BOUND = 3.0  # launch-bound: faster than this many times an operation on one number
+BUSY_CORES = 0.2
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class BenchRequest:
+    sizes: tuple[int, ...] = DEFAULT_SIZES
+    suites: tuple[str, ...] = SUITES
+    devices: tuple[str, ...] | None = None  # None: all
+    dtypes: tuple[str, ...] = DTYPE_NAMES
+    threads: tuple[int, ...] | None = None  # None: one, and one for each core
+    probes: tuple[StepProbe, ...] = ()
+
+
+def bench(request: BenchRequest, tell: Tell = lambda line: None) -> BenchResult:
+    """Measure all that was asked for, and keep what forecasts need."""
+    started = time.perf_counter()
+    places = [devices.open_device(label) for label in request.devices or devices.labels()]
+    if len({place.label for place in places}) < len(places):
+        raise ConfigError("a device is named twice")
+    _check_room(request, places)
+    return _Bench(request, places, tell, started).run()
+
+
+def _check_room(request: BenchRequest, places: Sequence[Device]) -> None:
+    """Refuse before anything is allocated."""
+    suites = set(request.suites) - {"step"}
+    need = operations.need_bytes(max(request.sizes)) if suites else 0
+    for place in places:
+        if need > place.memory_bytes:
+            raise DeviceError(
+                f"--sizes {max(request.sizes):.3g} needs about {need / 2**30:.1f} GiB and {place.label} has "
+                f"{place.memory_bytes / 2**30:.1f} GiB free",
+                f"up to {place.memory_bytes // (need // max(request.sizes)):.2g} fits",
+            )
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One operation of one size, run in one way."""
+
+    operation: Operation
+    size: int
+    place: Device
+    dtype: str
+    threads: int
+
+    @property
+    def name(self) -> str:
+        threads = "" if self.place.is_accelerator else f" ×{self.threads}"
+        return f"{self.operation.name} {self.size:,} on {self.place.label} {self.dtype}{threads}"
+
+
+class _Bench:
+    def __init__(self, request: BenchRequest, places: list[Device], tell: Tell, started: float) -> None:
+        self.request, self.places, self.tell, self.started = request, places, tell, started
+        self.cores = Machine.here().cores
+        self.threads = request.threads or tuple(dict.fromkeys((self.cores, 1)))
+        self.skipped: list[str] = []
+        self.peaks: list[Peak] = []
+        self.overheads: list[Overhead] = []
+
+    def run(self) -> BenchResult:
+        load = OtherLoad()
+        micro = [operation for operation in OPERATIONS if operation.suite in self.request.suites]
+        rows: list[Row] = []
+        if micro:
+            self.tell("overheads and peaks")
+            self.overheads = [measure_overhead(place) for place in self.places]
+            self.peaks = [peak for place in self.places for peak in self._peaks(place)]
+            rows = self._rows(micro)
+            self.peaks = raise_peaks(self.peaks, rows)
+            rows = place_under_roof(rows, self.peaks, self.overheads)
+        torch.set_num_threads(self.cores)
+        if "step" in self.request.suites:
+            labels = [place.label for place in self.places]
+            probes = measure_probes(self.request.probes, labels, self.cores, self.peaks, self.tell)
+            rows += probes.rows
+            self.skipped += probes.skipped
+        result = BenchResult(
+            machine=Machine.here(),
+            results=rows,
+            peaks=self.peaks,
+            overheads=self.overheads,
+            crossover=find_crossovers([row for row in rows if row.suite != "step"]),
+            skipped=self.skipped,
+            warnings=list(self._warnings(rows, load.cores())),
+            seconds=round(time.perf_counter() - self.started, 2),
+            saved_s=now_s(),
+        )
+        self._keep(result)
+        return result
+
+    def _warnings(self, rows: list[Row], other_cores: float) -> Iterator[str]:
+        if other_cores > BUSY_CORES:
+            yield f"other programs kept {other_cores:.1f} cores busy meanwhile: close them and measure again"
+        if noisy := [row for row in rows if row.is_noisy]:
+            yield (
+                f"{len(noisy)} of {len(rows)} results spread by more than 10 %: the machine was not quiet "
+                f"(power saving, heat or other programs)"
+            )
+
+    def _keep(self, result: BenchResult) -> None:
+        launches = {one.device: one.launch_s for one in self.overheads}
+        rates = [
+            Rates(one.device, one.dtype, one.threads, one.gflops, one.gbytes_per_s, launches.get(one.device))
+            for one in self.peaks
+        ]
+        facts = devices.facts()
+        update_profile(lambda profile: replace(profile.with_rates(rates).with_devices(facts), bench=result.to_dict()))
+
+    # --- the roof -------------------------------------------------------------------------------------------------
+
+    def _peaks(self, place: Device) -> Iterator[Peak]:
+        """The best product in each precision, the best copy from memory to memory."""
+        torch.set_num_threads(self.cores)
+        gbytes_per_s = _bandwidth(place)
+        for dtype in self.request.dtypes:
+            best, call_s, flops = 0.0, 0.0, 1.0
+            for side in (64, *PEAK_SIDES):
+                if call_s * (2 * side**3 / flops) > CALL_LIMIT_S / 10:
+                    break
+                matrix = torch.randn(side, side).to(place.image, DTYPES[dtype])
+                watch = Stopwatch(partial(torch.mm, matrix, matrix), place.synchronize)
+                timing = time_in_turns({"": watch}, limit_s=0.2)[""]
+                call_s, flops = timing.median_s, 2.0 * side**3
+                best = max(best, flops / call_s / 1e9)
+            yield Peak(place.label, dtype, self.cores, best, gbytes_per_s)
+
+    # --- operations -----------------------------------------------------------------------------------------------
+
+    def _rows(self, chosen: Sequence[Operation]) -> list[Row]:
+        """All of them in turns if their operands fit in memory together, else one after the other."""
+        keep_freed_memory()  # as training does
+        cases = [case for operation in chosen for case in self._cases(operation)]
+        together = sum(operations.need_bytes(size) for _, size in dict.fromkeys((c.operation, c.size) for c in cases))
+        free = min(place.memory_bytes for place in self.places)
+        groups = [cases] if together < free / 4 else [[case] for case in cases]
+        rows = [row for group in groups for row in self._measure(group)]
+        return sorted(rows, key=lambda row: ([one.name for one in chosen].index(row.operation), row.size))
+
+    def _variants(self) -> list[tuple[Device, str, int]]:
+        """Every precision at the most threads; other numbers of threads in the first precision, on the CPU."""
+        first, most = self.request.dtypes[0], max(self.threads)
+        found = [(place, dtype, most) for place in self.places for dtype in self.request.dtypes]
+        on_cpu = [place for place in self.places if not place.is_accelerator]
+        return found + [(place, first, count) for place in on_cpu for count in self.threads if count != most]
+
+    def _cases(self, operation: Operation) -> Iterator[_Case]:
+        """What can be afforded, judged by a small size before a larger one is tried."""
+        sizes = sorted(self.request.sizes)
+        for place, dtype, threads in self._variants():
+            torch.set_num_threads(threads)
+            pace = _pace(operation, min(PILOT_SIZE, sizes[0]), place, dtype)
+            for size in sizes:
+                case = _Case(operation, size, place, dtype, threads)
+                call_s = pace * _amount(operation, size)
+                if call_s * threads / max(self.threads) > CALL_LIMIT_S:
+                    self.skipped.append(f"{case.name}: a call would take about {call_s:.2g} s")
+                    break
+                yield case
+
+    def _measure(self, cases: Sequence[_Case]) -> Iterator[Row]:
+        works, trips, errors = {}, {}, {}
+        operands: dict[tuple[str, int], tuple[Tensor, ...]] = {}
+        references: dict[tuple[str, int], Tensor] = {}
+        for case in cases:
+            key = (case.operation.name, case.size)
+            if key not in operands:
+                operands[key] = case.operation.operands(case.size)
+                references[key] = case.operation.run(*operands[key])
+            here = tuple(operand.to(DTYPES[case.dtype]) for operand in operands[key])
+            there = tuple(operand.to(case.place.image) for operand in here)
+            works[case.name] = Stopwatch(partial(case.operation.run, *there), case.place.synchronize)
+            errors[case.name] = _error(case.operation.run(*there), references[key])
+            if case.place.is_accelerator:
+                trip = partial(_round_trip, case.operation, here, case.place)
+                trips[f"{case.name}, round trip"] = Stopwatch(trip, case.place.synchronize)
+        threads = {f"{case.name}{end}": case.threads for case in cases for end in ("", ", round trip")}
+
+        def prepare(name: str) -> None:
+            torch.set_num_threads(threads[name])
+            self.tell(name)
+
+        timings = time_in_turns({**works, **trips}, limit_s=CASE_LIMIT_S, before_round=prepare)
+        for case in cases:
+            yield self._row(case, timings[case.name], timings.get(f"{case.name}, round trip"), errors[case.name])
+
+    def _row(self, case: _Case, timing: Timing, trip: Timing | None, error: float) -> Row:
+        seconds = timing.median_s
+        moved = case.operation.elements_moved(case.size) * DTYPES[case.dtype].itemsize
+        return Row(
+            suite=case.operation.suite,
+            operation=case.operation.name,
+            device=case.place.label,
+            dtype=case.dtype,
+            size=case.size,
+            threads=case.threads,
+            first_s=timing.first_s,
+            median_s=seconds,
+            iqr_s=timing.iqr_s,
+            min_s=timing.min_s,
+            samples_s=list(timing.samples_s),
+            gflops=case.operation.flops(case.size) / seconds / 1e9 or None,
+            gbytes_per_s=moved / seconds / 1e9,
+            round_trip=list(trip.samples_s) if trip else None,
+            error=error,
+        )
+
+
+def place_under_roof(rows: Sequence[Row], peaks: Sequence[Peak], overheads: Sequence[Overhead]) -> list[Row]:
+    """Each row's share of the roof that the peaks measured here draw over it, and which roof that is."""
+    launches = {one.device: one.launch_s for one in overheads}
+    roofs = {(peak.device, peak.dtype, peak.threads): peak for peak in peaks}
+    placed = []
+    for row in rows:
+        share, bound = None, None
+        if peak := roofs.get((row.device, row.dtype, row.threads)):
+            share, bound = _roof(row, peak, launches.get(row.device, 0.0))
+        placed.append(replace(row, roof_share=share, bound=bound))
+    return placed
+
+
+def _roof(row: Row, peak: Peak, launch_s: float) -> tuple[float | None, str]:
+    if row.median_s < LAUNCH_BOUND * launch_s:
+        return None, "launch"
+    of_compute = (row.gflops or 0.0) / peak.gflops
+    of_memory = (row.gbytes_per_s or 0.0) / peak.gbytes_per_s if peak.gbytes_per_s else 0.0
+    if row.gflops and of_compute >= of_memory:
+        return of_compute, "compute"
+    # Faster than memory allows: the data did not come from there.
+    return (of_memory, "memory") if of_memory <= 1.1 else (None, "cache")
+
+
+def raise_peaks(peaks: Sequence[Peak], rows: Sequence[Row]) -> list[Peak]:
+    """A roof is the best that was seen, wherever it was seen; of memory, where no cache can have helped."""
+    raised = []
+    for peak in peaks:
+        mine = [row for row in rows if (row.device, row.threads) == (peak.device, peak.threads)]
+        gflops = [row.gflops for row in mine if row.dtype == peak.dtype and row.gflops]
+        gbytes = [row.gbytes_per_s for row in mine if row.gbytes_per_s and row.gbytes_per_s * row.median_s > CACHE_GB]
+        best = max([peak.gflops, *gflops]), max([peak.gbytes_per_s or 0.0, *gbytes])
+        raised.append(replace(peak, gflops=best[0], gbytes_per_s=best[1]))
+    return raised
+
+
+def _bandwidth(place: Device) -> float:
+    """Of a sum of arrays that no cache holds."""
+    one, two, total = (torch.ones(BANDWIDTH_ELEMENTS, device=place.image) for _ in range(3))
+    watch = Stopwatch(partial(torch.add, one, two, out=total), place.synchronize)
+    seconds = time_in_turns({"": watch}, limit_s=0.5)[""].min_s
+    return 3 * 4 * BANDWIDTH_ELEMENTS / seconds / 1e9
+
+
+def _pace(operation: Operation, size: int, place: Device, dtype: str) -> float:
+    """Seconds per unit of `_amount`, from a small case."""
+    there = tuple(operand.to(place.image, DTYPES[dtype]) for operand in operation.operands(size))
+    watch = Stopwatch(partial(operation.run, *there), place.synchronize)
+    return min(watch.sample() for _ in range(3)) / _amount(operation, size)
+
+
+def _amount(operation: Operation, size: int) -> float:
+    return operation.flops(size) + operation.elements_moved(size)
+
+
+def _round_trip(operation: Operation, operands: tuple[Tensor, ...], place: Device) -> Tensor:
+    return operation.run(*(operand.to(place.image) for operand in operands)).cpu()
+
+
+def _error(result: Tensor, reference: Tensor) -> float:
+    """Largest difference, relative to the largest value."""
+    difference = (result.cpu().float() - reference).abs().max()
+    return float(difference / reference.abs().max())

@@ -1,0 +1,220 @@
+"""What was measured on this machine with this torch, kept in the user's application directory. No torch.
+
+One JSON file a machine and torch version. A file that cannot be read counts as absent and is written anew.
+"""
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, astuple, dataclass, field, fields, replace
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import psutil
+from filelock import FileLock
+
+from clipctl import files
+from clipctl.hardware import cpu
+
+SCHEMA = "clipctl.machine/1"
+LIMIT_BYTES = 8_000_000
+KEPT_STEPS = 500
+
+
+def application_dir() -> Path:
+    """Where clipctl keeps what belongs to the user and not to a run. `CLIPCTL_HOME` names another place."""
+    if asked := os.environ.get("CLIPCTL_HOME"):
+        return Path(asked)
+    if sys.platform == "darwin":
+        return Path.home() / "Library/Application Support/clipctl"
+    if sys.platform == "win32":
+        return Path(os.environ.get("APPDATA", Path.home())) / "clipctl"
+    return Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config")) / "clipctl"
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What must be the same for a measurement to mean anything."""
+
+    cpu: str
+    cores: int
+    memory_gib: int
+    system: str
+    torch: str
+
+    @classmethod
+    def here(cls) -> "Machine":
+        memory_gib = round(psutil.virtual_memory().total / 2**30)
+        system = f"{platform.system()} {platform.machine()}"
+        return cls(cpu.name(), cpu.usable_cores(), memory_gib, system, torch_version())
+
+    @classmethod
+    def parse(cls, values: Any) -> "Machine":
+        """Raises ValueError where `values` does not describe one."""
+        if not isinstance(values, dict) or not {item.name for item in fields(cls)} <= values.keys():
+            raise ValueError("no description of a machine")
+        return cls(**{item.name: values[item.name] for item in fields(cls)})
+
+    def differences(self, other: "Machine") -> list[str]:
+        """In words, what is different about `other`."""
+        pairs = zip(fields(self), astuple(self), astuple(other), strict=True)
+        return [f"{item.name} {theirs} instead of {mine}" for item, mine, theirs in pairs if mine != theirs]
+
+    @property
+    def title(self) -> str:
+        return f"{self.cpu}, {self.cores} cores, {self.memory_gib} GiB, {self.system}, torch {self.torch}"
+
+
+def torch_version() -> str:
+    """Of the installed torch, without the second that importing it takes; without `+cpu`."""
+    try:
+        return version("torch").split("+")[0]
+    except PackageNotFoundError:
+        return "none"
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """A device that was seen here."""
+
+    kind: str  # cpu, mps, cuda:0
+    name: str
+    memory_bytes: int  # in all, for an accelerator what a program may take
+
+
+@dataclass(frozen=True)
+class Rates:
+    """What a device reaches at its best."""
+
+    device: str
+    precision: str
+    threads: int
+    gflops: float
+    gbytes_per_s: float | None = None
+    launch_s: float | None = None
+
+
+@dataclass(frozen=True)
+class StepSample:
+    """One training step as it was measured."""
+
+    device: str
+    precision: str
+    threads: int
+    model: dict[str, Any]  # settings under `model.`, by dotted key
+    batch_size: int
+    text_tokens: int
+    step_s: float
+    iqr_s: float
+    peak_bytes: int | None  # of a process that did nothing else
+    saved_s: float
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        shape = tuple(sorted(self.model.items()))
+        return self.device, self.precision, self.threads, shape, self.batch_size, self.text_tokens
+
+
+@dataclass(frozen=True)
+class Profile:
+    machine: Machine
+    devices: tuple[DeviceFacts, ...] = ()
+    rates: tuple[Rates, ...] = ()
+    steps: tuple[StepSample, ...] = ()
+    checked: dict[str, Any] = field(default_factory=dict)  # device checks that were made, by what they hold for
+    bench: dict[str, Any] | None = None  # the last `clipctl bench`
+
+    def with_devices(self, devices: "list[DeviceFacts]") -> "Profile":
+        return replace(self, devices=tuple(devices))
+
+    def with_rates(self, new: "list[Rates]") -> "Profile":
+        names = {(one.device, one.precision, one.threads) for one in new}
+        kept = [one for one in self.rates if (one.device, one.precision, one.threads) not in names]
+        return replace(self, rates=(*kept, *new))
+
+    def with_steps(self, new: "list[StepSample]") -> "Profile":
+        """The newest of equal ones counts; one without a peak keeps the peak that was known."""
+        steps = {one.key: one for one in self.steps}
+        for one in new:
+            known = steps.pop(one.key, None)
+            peak_bytes = one.peak_bytes or (known.peak_bytes if known else None)
+            steps[one.key] = replace(one, peak_bytes=peak_bytes)
+        return replace(self, steps=tuple(steps.values())[-KEPT_STEPS:])
+
+    def rate(self, device: str, precision: str, threads: int) -> Rates | None:
+        """Measured with that many threads, or else with the most."""
+        found = [one for one in self.rates if one.device == device and one.precision == precision]
+        exact = [one for one in found if one.threads == threads]
+        return max(exact or found, key=lambda one: one.threads, default=None)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self)}
+
+    @classmethod
+    def parse(cls, document: Any) -> "Profile":
+        """What `to_dict` described. Raises ValueError for anything else."""
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise ValueError(f"not a document of schema {SCHEMA}")
+        try:
+            return cls(
+                machine=Machine.parse(document["machine"]),
+                devices=tuple(DeviceFacts(**one) for one in document["devices"]),
+                rates=tuple(Rates(**one) for one in document["rates"]),
+                steps=tuple(_checked_sample(one) for one in document["steps"]),
+                checked=dict(document["checked"]),
+                bench=document["bench"],
+            )
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"incomplete: {error}") from None
+
+
+def _checked_sample(values: dict[str, Any]) -> StepSample:
+    sample = StepSample(**values)
+    numbers = (sample.step_s, sample.iqr_s, sample.batch_size, sample.text_tokens, sample.threads)
+    if not isinstance(sample.model, dict) or not all(isinstance(one, int | float) and one >= 0 for one in numbers):
+        raise ValueError("a step without numbers")
+    return sample
+
+
+# --- on disk --------------------------------------------------------------------------------------------------
+
+
+def profile_file(machine: Machine) -> Path:
+    digest = sha256(json.dumps(astuple(machine)).encode()).hexdigest()[:10]
+    return application_dir() / "machines" / f"torch-{machine.torch}-{digest}.json"
+
+
+def load_profile(machine: Machine | None = None) -> Profile:
+    """What is known of this machine; of a new one, or where the file is damaged, nothing."""
+    machine = machine or Machine.here()
+    try:
+        profile = Profile.parse(json.loads(files.read_bounded(profile_file(machine), LIMIT_BYTES)))
+    except (OSError, ValueError, RecursionError):
+        return Profile(machine)
+    return profile if profile.machine == machine else Profile(machine)
+
+
+def update_profile(change: Callable[[Profile], Profile], machine: Machine | None = None) -> bool:
+    """Apply a change to what is kept; False where it cannot be kept, which is nobody's failure."""
+    machine = machine or Machine.here()
+    path = profile_file(machine)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(path.with_suffix(".lock"), timeout=5):
+            files.write_json(path, change(load_profile(machine)).to_dict())
+    except (OSError, TimeoutError):
+        return False
+    return True
+
+
+def keep_steps(samples: list[StepSample]) -> bool:
+    return update_profile(lambda profile: profile.with_steps(samples))
+
+
+def now_s() -> float:
+    return round(time.time(), 1)

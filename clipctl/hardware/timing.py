@@ -1,0 +1,112 @@
+"""Timing what really ran: warmed up, in blocks, taking turns. No torch; how to wait for a device is passed in."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+BLOCK_S = 0.02  # a block of operations lasts about this long, so that reading the clock costs nothing
+SETTLED = 0.05  # warm when a block improves by less than this share
+MAX_WARM_BLOCKS = 10
+MAX_SAMPLES = 15
+MIN_SAMPLES = 3
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of one operation: the first call, and samples of warm blocks."""
+
+    first_s: float
+    samples_s: tuple[float, ...]
+
+    @property
+    def median_s(self) -> float:
+        return statistics.median(self.samples_s)
+
+    @property
+    def min_s(self) -> float:
+        return min(self.samples_s)
+
+    @property
+    def iqr_s(self) -> float:
+        """Between the quartiles; 0 where there are too few samples to have any."""
+        if len(self.samples_s) < 2:
+            return 0.0
+        low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
+        return high - low
+
+    @property
+    def spread(self) -> float:
+        return self.iqr_s / self.median_s
+
+
+class Stopwatch:
+    """One operation, called in blocks with one wait for the device at the end of each."""
+
+    def __init__(self, run: Callable[[], object], wait: Callable[[], None] = lambda: None) -> None:
+        self._run, self._wait = run, wait
+        self._calls = 1
+        self.first_s = 0.0
+        self.block_s = 0.0
+
+    def warm(self, limit_s: float) -> None:
+        """The first call alone; then blocks until they stop getting faster, or the time is up."""
+        started = time.perf_counter()
+        self.first_s = self.block_s = self._timed(1)
+        if self.first_s >= limit_s / 2:  # slow enough that warming up would take longer than it could change
+            return
+        second_s = self.first_s if self.first_s > 10 * BLOCK_S else self._timed(1)
+        self._calls = max(1, round(BLOCK_S / max(second_s, 1e-9)))
+        last = self.sample()
+        for _ in range(MAX_WARM_BLOCKS):
+            if time.perf_counter() - started + self.block_s > limit_s:
+                break
+            now = self.sample()
+            if now > (1 - SETTLED) * last:
+                break
+            last = now
+
+    def sample(self) -> float:
+        """Seconds of one operation in a block of them."""
+        if self._calls > 1:
+            self._run()  # untimed: wakes the threads and fills the caches that others have used meanwhile
+        self.block_s = self._timed(self._calls)
+        return self.block_s / self._calls
+
+    def _timed(self, calls: int) -> float:
+        self._wait()
+        started = time.perf_counter()
+        for _ in range(calls):
+            self._run()
+        self._wait()
+        return time.perf_counter() - started
+
+
+def time_in_turns(
+    works: Mapping[str, Stopwatch],
+    *,
+    limit_s: float,
+    before_round: Callable[[str], None] = lambda name: None,
+    min_samples: int = MIN_SAMPLES,
+) -> dict[str, Timing]:
+    """Warm all, then sample them A B B A, so that a machine that gets slower or faster does so for all of them alike.
+
+    `limit_s` is for each; only what is too slow for `min_samples` takes longer. What is too slow for all rounds sits
+    some of them out, evenly, so that its samples are spread over the whole time too. `before_round` is told whose turn
+    it is.
+    """
+    shares = {}
+    for name, work in works.items():
+        before_round(name)
+        work.warm(limit_s / 2)
+        affordable = int(limit_s / 2 / max(work.block_s, 1e-9))
+        shares[name] = min(MAX_SAMPLES, max(min_samples, affordable)) / MAX_SAMPLES
+    samples: dict[str, list[float]] = {name: [] for name in works}
+    order = list(works)
+    for number in range(MAX_SAMPLES):
+        for name in order:
+            if int((number + 1) * shares[name] + 1e-9) > int(number * shares[name] + 1e-9):
+                before_round(name)
+                samples[name].append(works[name].sample())
+        order.reverse()
+    return {name: Timing(works[name].first_s, tuple(samples[name])) for name in works}

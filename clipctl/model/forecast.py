@@ -1,0 +1,291 @@
+"""Seconds and bytes of a training step on a device, from what was measured on this machine. No torch.
+
+A step's time is close to a sum of four kinds of work (`cost.Work`), each times a price. Prices are fitted to the steps
+that were measured, by least squares of the relative error, with each price's prior counting as one weak observation.
+Without any measurement that leaves the prior, with some it is hardly felt. Memory is treated in the same way.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from clipctl.config import Layer, ModelConfig, TrainConfig, resolve, to_layer
+from clipctl.errors import ConfigError
+from clipctl.hardware import cpu
+from clipctl.hardware.profile import Profile, StepSample
+from clipctl.model import cost
+
+Basis = Literal["measured", "interpolated", "extrapolated", "prior"]
+
+# The notes' thresholds: how much faster than the CPU an Apple GPU is, for a model below so many parameters.
+PRIOR_SPEEDUPS = ((50e6, 0.1), (100e6, 0.3), (200e6, 0.8), (500e6, 1.5), (math.inf, 3.0))
+PRIOR_FACTOR = 3.0  # a prior may be wrong by this much, either way
+
+# Prices where nothing was measured: a laptop core of this decade, and an accelerator only to begin a fit with.
+CPU_GFLOPS_A_CORE = 30.0
+CPU_GBYTES_PER_S = 10.0
+CPU_KERNEL_S = 40e-6
+ACCELERATOR_PRICES = (1 / 2e12, 1 / 60e9, 1 / 60e9, 20e-6)
+PRIOR_WEIGHT = 0.05
+
+PROCESS_BYTES = 330 * 2**20  # Python, torch and its libraries, as measured on Linux
+MARGIN = 0.05  # of the memory, for what no arithmetic sees
+SPREAD_FLOOR = 0.05  # no forecast is surer than this
+RANGE_FACTOR = 2.0  # work per operation up to this far beyond what was measured still counts as between
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with an interval that it will probably lie in, and what it rests on."""
+
+    value: float
+    low: float
+    high: float
+    basis: Basis
+
+    @classmethod
+    def around(cls, value: float, spread: float, basis: Basis) -> "Estimate":
+        return cls(value, value / (1 + spread), value * (1 + spread), basis)
+
+    @property
+    def is_sure(self) -> bool:
+        return self.basis in ("measured", "interpolated")
+
+    def scaled(self, factor: float) -> "Estimate":
+        return replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"value": self.value, "low": self.low, "high": self.high, "basis": self.basis}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Under what a step is made."""
+
+    device: str  # cpu, mps, cuda:0, hybrid
+    precision: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """A step of which model on how much."""
+
+    model: ModelConfig
+    batch_size: int
+    text_tokens: int
+
+    @cached_property
+    def work(self) -> cost.Work:
+        return cost.step_work(self.model, self.batch_size, self.text_tokens)
+
+
+def model_keys(model: ModelConfig) -> dict[str, Any]:
+    """A model's settings by dotted key, as a sample keeps them."""
+    values = to_layer(TrainConfig(model=model)).values
+    return {key: value for key, value in values.items() if key.startswith("model.")}
+
+
+def parse_model(keys: dict[str, Any]) -> ModelConfig:
+    return resolve([Layer("sample", keys)]).model
+
+
+def jobs_of(samples: Sequence[StepSample]) -> list[tuple[StepSample, Job]]:
+    """Samples with the steps they are of; those that this version does not understand are left out."""
+    found = []
+    for sample in samples:
+        try:
+            found.append((sample, Job(parse_model(sample.model), sample.batch_size, sample.text_tokens)))
+        except ConfigError:
+            continue
+    return found
+
+
+def fit_prices(rows: Sequence[Sequence[float]], totals: Sequence[float], prior: Sequence[float]) -> list[float]:
+    """Prices p ≥ 0 that make row · p close to each total, by relative error; the prior pulls weakly at each of them.
+
+    In units of the prior (q = p / prior) this is min Σ (row·p / total − 1)² + w² Σ (q − 1)², solved by turns: with all
+    other prices held, the best value of one is a quotient, or zero.
+    """
+    scaled = [
+        [value * price / total for value, price in zip(row, prior, strict=True)]
+        for row, total in zip(rows, totals, strict=True)
+    ]
+    weak = PRIOR_WEIGHT**2
+    q = [1.0] * len(prior)
+    for _ in range(500):
+        for j in range(len(q)):
+            rest = [1 - sum(value * q[k] for k, value in enumerate(row) if k != j) for row in scaled]
+            numerator = sum(row[j] * left for row, left in zip(scaled, rest, strict=True)) + weak
+            q[j] = max(0.0, numerator / (sum(row[j] ** 2 for row in scaled) + weak))
+    return [share * price for share, price in zip(q, prior, strict=True)]
+
+
+class CostModel:
+    """Forecasts for any job under any setting, from a machine's profile."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._samples = jobs_of(profile.steps)
+        self._fits: dict[Setting, tuple[list[float], float, tuple[float, float]]] = {}
+
+    # --- time -----------------------------------------------------------------------------------------------------
+
+    def step_s(self, setting: Setting, job: Job) -> Estimate | None:
+        """Seconds of a step; None where not even a guess is honest."""
+        if sample := self.measured(setting, job):
+            return Estimate.around(sample.step_s, max(SPREAD_FLOOR, sample.iqr_s / sample.step_s), "measured")
+        if self._samples_of(setting):
+            return self._fitted(setting, job)
+        return self._prior(setting, job)
+
+    def measured(self, setting: Setting, job: Job) -> StepSample | None:
+        """The very step, if it was timed."""
+        keys = model_keys(job.model)
+        for sample, _ in reversed(self._samples_of(setting)):
+            if sample.model == keys and (sample.batch_size, sample.text_tokens) == (job.batch_size, job.text_tokens):
+                return sample
+        return None
+
+    def _samples_of(self, setting: Setting) -> list[tuple[StepSample, Job]]:
+        return [
+            (sample, job)
+            for sample, job in self._samples
+            if (sample.device, sample.precision, sample.threads) == astuple(setting)
+        ]
+
+    def _fit(self, setting: Setting) -> tuple[list[float], float, tuple[float, float]]:
+        """Prices, how far they miss what was measured, and the range of work per operation that was measured."""
+        if setting not in self._fits:
+            samples = self._samples_of(setting)
+            rows = [astuple(job.work) for _, job in samples]
+            prices = fit_prices(rows, [sample.step_s for sample, _ in samples], self._prior_prices(setting))
+            misses = [_dot(row, prices) / sample.step_s - 1 for row, (sample, _) in zip(rows, samples, strict=True)]
+            # A fit through as many points as prices misses none of them, and still knows nothing of others.
+            freedom = max(1, len(misses) - len(prices) / 2)
+            spread = 2 * math.sqrt(sum(miss**2 for miss in misses) / freedom)
+            density = [job.work.flops / job.work.kernels for _, job in samples]
+            self._fits[setting] = prices, max(SPREAD_FLOOR, spread, 0.3 / len(samples)), (min(density), max(density))
+        return self._fits[setting]
+
+    def _fitted(self, setting: Setting, job: Job) -> Estimate:
+        prices, spread, (low, high) = self._fit(setting)
+        density = job.work.flops / job.work.kernels
+        beyond = max(low / density, density / high, 1.0)
+        basis: Basis = "interpolated" if beyond <= RANGE_FACTOR else "extrapolated"
+        return Estimate.around(_dot(astuple(job.work), prices), spread + 0.1 * math.log2(beyond), basis)
+
+    def _prior(self, setting: Setting, job: Job) -> Estimate | None:
+        """From what is known of other settings, and the notes."""
+        if setting.device == "hybrid":
+            return None
+        if setting.device != "cpu":
+            return self._prior_of_accelerator(setting, job)
+        other = self._nearest_setting(setting)
+        if other is None:
+            return Estimate.around(_dot(astuple(job.work), self._prior_prices(setting)), PRIOR_FACTOR - 1, "prior")
+        # Prices measured in another precision or with other threads: products go by the rate of each precision, and
+        # what is spread over threads by their number. Updating weights and starting operations stay as they are.
+        rates = [self.profile.rate("cpu", one.precision, self.cores) for one in (setting, other)]
+        if setting.precision == other.precision:
+            speed = 1.0
+        elif rates[0] and rates[1]:
+            speed = rates[0].gflops / rates[1].gflops
+        else:
+            return None
+        flops, moved, parameters, kernels = self._fit(other)[0]
+        slower = other.threads / setting.threads
+        prices = (flops * slower / speed, moved * slower, parameters, kernels)
+        return Estimate.around(_dot(astuple(job.work), prices), 0.5, "prior")
+
+    def _nearest_setting(self, setting: Setting) -> Setting | None:
+        """One on the same device that was measured: same precision before same threads."""
+        measured = {Setting(sample.device, sample.precision, sample.threads) for sample, _ in self._samples}
+        on_device = [one for one in measured if one.device == setting.device]
+        return max(on_device, key=lambda one: (one.precision == setting.precision, one.threads), default=None)
+
+    def _prior_of_accelerator(self, setting: Setting, job: Job) -> Estimate | None:
+        if other := self._nearest_setting(setting):
+            return Estimate.around(self._fitted(other, job).value, PRIOR_FACTOR - 1, "prior")
+        on_cpu = self.step_s(Setting("cpu", "fp32", self.cores), job)
+        if setting.device != "mps" or on_cpu is None:
+            return None  # the notes measured an Apple GPU and no other
+        return Estimate.around(on_cpu.value / prior_speedup(cost.parameters(job.model)), PRIOR_FACTOR - 1, "prior")
+
+    def _prior_prices(self, setting: Setting) -> Sequence[float]:
+        if setting.device != "cpu":
+            return ACCELERATOR_PRICES
+        rate = self.profile.rate("cpu", setting.precision, setting.threads)
+        gflops = 0.8 * rate.gflops if rate else CPU_GFLOPS_A_CORE * setting.threads
+        return 1e-9 / gflops, 1e-9 / CPU_GBYTES_PER_S, 1e-9 / CPU_GBYTES_PER_S, CPU_KERNEL_S
+
+    @property
+    def cores(self) -> int:
+        return self.profile.machine.cores
+
+    # --- memory ---------------------------------------------------------------------------------------------------
+
+    def memory(self, setting: Setting, job: Job) -> tuple[cost.Memory, Estimate]:
+        """What a step needs, by what holds it, and the whole with its interval."""
+        need = cost.training_memory(job.model, job.batch_size, setting.precision, job.text_tokens)
+        if setting.device != "cpu":
+            return need, Estimate.around(need.total_bytes, 0.3, "prior")
+        samples = [(sample, job) for sample, job in self._samples_of(setting) if sample.peak_bytes]
+        rows = [self._memory_row(setting, one) for _, one in samples]
+        totals = [float(sample.peak_bytes or 0) for sample, _ in samples]
+        process, fixed, kept = fit_prices(rows, totals, (PROCESS_BYTES, 1.0, 1.0))
+        calibrated = replace(
+            need,
+            weights_bytes=round(need.weights_bytes * fixed),
+            gradients_bytes=round(need.gradients_bytes * fixed),
+            optimizer_bytes=round(need.optimizer_bytes * fixed),
+            activations_bytes=round(need.activations_bytes * kept),
+            process_bytes=round(process),
+        )
+        exact = self.measured(setting, job)
+        if exact and exact.peak_bytes:
+            return calibrated, Estimate.around(exact.peak_bytes, SPREAD_FLOOR, "measured")
+        largest = max((row[1] + row[2] for row in rows), default=0.0)
+        if not rows:
+            return calibrated, Estimate.around(calibrated.total_bytes, 0.3, "prior")
+        basis: Basis = "interpolated" if need.total_bytes <= 4 * largest else "extrapolated"
+        return calibrated, Estimate.around(calibrated.total_bytes, 0.15, basis)
+
+    @staticmethod
+    def _memory_row(setting: Setting, job: Job) -> tuple[float, float, float]:
+        need = cost.training_memory(job.model, job.batch_size, setting.precision, job.text_tokens)
+        return 1.0, need.total_bytes - need.activations_bytes, need.activations_bytes
+
+    def largest_batch(self, setting: Setting, job: Job, limit_bytes: float) -> int:
+        """The largest batch that fits with a margin; 0 where not even a batch of two does."""
+
+        def fits(batch_size: int) -> bool:
+            _, need = self.memory(setting, replace(job, batch_size=batch_size))
+            return with_margin(need.value) <= limit_bytes
+
+        low, high = 1, 2
+        while fits(high) and high < 1_000_000:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low if low >= 2 else 0
+
+
+def with_margin(need_bytes: float) -> float:
+    return need_bytes * (1 + MARGIN)
+
+
+def prior_speedup(parameters: int) -> float:
+    """Of an Apple GPU over its CPU, by the notes."""
+    return next(speedup for limit, speedup in PRIOR_SPEEDUPS if parameters < limit)
+
+
+def default_setting() -> Setting:
+    return Setting("cpu", "fp32", cpu.usable_cores())
+
+
+def _dot(row: Sequence[float], prices: Sequence[float]) -> float:
+    return sum(value * price for value, price in zip(row, prices, strict=True))

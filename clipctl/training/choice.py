@@ -1,0 +1,229 @@
+"""`auto`: which device, precision and number of threads, by forecast, and by measured steps where it is close."""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from clipctl.config import TrainConfig
+from clipctl.hardware import cpu, devices
+from clipctl.hardware.devices import HYBRID, Device
+from clipctl.hardware.profile import Profile, load_profile, update_profile
+from clipctl.model.forecast import CostModel, Estimate, Job, Setting, with_margin
+from clipctl.training.trial import probe_rates, sample_of, time_steps
+
+PRECISIONS = ("fp32", "bf16", "fp16")
+SHARE_OF_RUN = 0.02  # of the forecast run may be spent on deciding
+LIMIT_S = 3.0
+LIMIT_WITH_ACCELERATOR_S = 60.0
+STEPS_PER_TRIAL = 4.0  # a first one and three that count
+PROBE_S = 0.05  # about what knowing the speed of one precision costs
+WORTHWHILE = 1.10  # what departs from the usual must be this much faster
+AS_BEFORE = "as the run began"
+
+
+Name = Callable[[Setting], str]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A setting and, in words for the user, why it has this value."""
+
+    value: int | str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Decision:
+    device: Device
+    precision: Choice
+    threads: Choice
+    step_s: Estimate | None  # of what was chosen
+    spent_s: float
+    cost_model: CostModel
+
+    @property
+    def setting(self) -> Setting:
+        return Setting(self.device.label, str(self.precision.value), int(self.threads.value))
+
+
+def decide(config: TrainConfig, job: Job, total_steps: int, before: Setting | None = None) -> Decision:
+    """What was asked for stays, and what a run was begun with, where it is still there; what was left to `auto` is
+    chosen: device first, then precision, then threads."""
+    return _Decider(config, job, total_steps, before).decide()
+
+
+class _Decider:
+    def __init__(self, config: TrainConfig, job: Job, total_steps: int, before: Setting | None) -> None:
+        self.config, self.job, self.total_steps = config, job, total_steps
+        self.before = before if before and before.device in (*devices.labels(), HYBRID) else None
+        self.started = time.perf_counter()
+        self.profile: Profile = load_profile()
+        self.model = CostModel(self.profile)
+        self.budget_s = 0.0
+
+    def decide(self) -> Decision:
+        asked = self.config.runtime
+        known = devices.labels()
+        threads = asked.threads or cpu.thread_candidates()[0]
+        usual = Setting("cpu" if asked.device == "auto" else devices.open_device(asked.device).label, "fp32", threads)
+        self._probe([usual])
+        self.budget_s = self._budget(usual, has_accelerator=len(known) > 1)
+        device, device_reason = self._device(asked.device, known, usual)
+        setting = replace(usual, device=device)
+        precision, precision_reason = self._precision(asked.precision, setting)
+        setting = replace(setting, precision=precision)
+        threads, threads_reason = self._threads(asked.threads, setting)
+        setting = replace(setting, threads=threads)
+        return Decision(
+            device=devices.open_device(device).because(device_reason),
+            precision=Choice(precision, precision_reason),
+            threads=Choice(threads, threads_reason),
+            step_s=self.model.step_s(setting, self.job),
+            spent_s=time.perf_counter() - self.started,
+            cost_model=self.model,
+        )
+
+    # --- the three decisions --------------------------------------------------------------------------------------
+
+    def _device(self, asked: str, known: list[str], usual: Setting) -> tuple[str, str]:
+        if asked != "auto":
+            return usual.device, "as asked"
+        if self.before:
+            return self.before.device, AS_BEFORE
+        if len(known) == 1:
+            return "cpu", "no accelerator found"
+        options = [replace(usual, device=label) for label in (*known, HYBRID)]
+        fitting = [one for one in options if self._fits(one)] or options[:1]
+        chosen, reason = self._fastest(fitting, [cut(self.job)], lambda one: one.device)
+        return chosen.device, reason
+
+    def _precision(self, asked: str, setting: Setting) -> tuple[str, str]:
+        if asked != "auto":
+            return asked, "as asked"
+        if self.before:
+            return self.before.precision, AS_BEFORE
+        if setting.device == HYBRID:
+            return "fp32", "the CPU shares the work"
+        options = [replace(setting, precision=precision) for precision in PRECISIONS]
+        if not self._probe(options):
+            return "fp32", "the run is too short to measure others"
+        rates = [self.profile.rate(one.device, one.precision, one.threads) for one in options]
+        plain = rates[0]
+        promising = [
+            one
+            for one, rate in zip(options, rates, strict=True)
+            if one is options[0] or (rate and plain and rate.gflops > WORTHWHILE * plain.gflops)
+        ]
+        if len(promising) == 1:
+            others = ", ".join(f"{rate.gflops:.3g} in {rate.precision}" for rate in rates[1:] if rate)
+            return "fp32", f"products reach {plain.gflops if plain else 0:.3g} GFLOP/s here, {others}"
+        chosen, reason = self._fastest(promising, self._small_jobs(), lambda one: one.precision)
+        return chosen.precision, reason
+
+    def _threads(self, asked: int | None, setting: Setting) -> tuple[int, str]:
+        if asked is not None:
+            return asked, "as asked"
+        if self.before and self.before.threads <= cpu.usable_cores():
+            return self.before.threads, AS_BEFORE
+        counts = cpu.thread_candidates()
+        usual = f"one for each of {counts[0]} usable cores"
+        if setting.device not in ("cpu", HYBRID) or len(counts) == 1:
+            return counts[0], usual
+        options = [replace(setting, threads=count) for count in counts]
+        chosen, reason = self._fastest(options, self._small_jobs(), lambda one: f"{one.threads} threads")
+        return chosen.threads, usual if chosen is options[0] else reason
+
+    # --- how they are made ----------------------------------------------------------------------------------------
+
+    def _fastest(self, options: Sequence[Setting], stand_ins: Sequence[Job], name: Name) -> tuple[Setting, str]:
+        """The first of `options` is the usual one; another must be faster for sure, as measured or by forecast."""
+        close = self._close(options)
+        if options[0] in close and len(close) > 1:
+            for job in self._measured_jobs(close, [self.job, *stand_ins]):
+                return self._by_measurement(close, job, name)
+        return self._by_forecast(options, name)
+
+    def _close(self, options: Sequence[Setting]) -> list[Setting]:
+        """Those that might be the fastest for all that is known."""
+        estimates = {one: self.model.step_s(one, self.job) for one in options}
+        best_high = min((estimate.high for estimate in estimates.values() if estimate), default=math.inf)
+        return [one for one, estimate in estimates.items() if estimate is None or estimate.low <= best_high]
+
+    def _measured_jobs(self, options: Sequence[Setting], jobs: Sequence[Job]) -> Iterator[Job]:
+        """The job, or one that stands in for it, of which all options were timed; if there is none, the first that can
+        be timed in the time that is left."""
+        for job in jobs:
+            if all(self.model.measured(one, job) for one in options):
+                yield job
+        for job in jobs:
+            estimates = [self.model.step_s(one, job) for one in options]
+            slowest = max((estimate.value for estimate in estimates if estimate), default=math.inf)
+            seconds = sum(estimate.value if estimate else slowest for estimate in estimates)
+            if STEPS_PER_TRIAL * seconds <= self._left_s():
+                timings = time_steps(self.config, job, options, limit_s=0.0)
+                self._keep(self.profile.with_steps([sample_of(one, job, timing) for one, timing in timings.items()]))
+                yield job
+
+    def _by_measurement(self, options: Sequence[Setting], job: Job, name: Name) -> tuple[Setting, str]:
+        seconds = {one: sample.step_s for one in options if (sample := self.model.measured(one, job))}
+        usual, best = options[0], min(seconds, key=lambda one: seconds[one])
+        chosen = best if seconds[usual] > WORTHWHILE * seconds[best] else usual
+        others = ", ".join(f"{name(one)} {seconds[one]:.3g} s" for one in options if one is not chosen)
+        where = "" if job == self.job else f" on {job.model.image.depth}+{job.model.text.depth} of its blocks"
+        return chosen, f"measured {seconds[chosen]:.3g} s a step{where}, {others}"
+
+    def _by_forecast(self, options: Sequence[Setting], name: Name) -> tuple[Setting, str]:
+        usual, *others = options
+        expected = self.model.step_s(usual, self.job)
+        known = {one: estimate for one in others if (estimate := self.model.step_s(one, self.job))}
+        if not known or expected is None:
+            unknown = ", ".join(name(one) for one in others)
+            return usual, f"measuring {unknown} would take more than {100 * SHARE_OF_RUN:.0f} % of the run"
+        best = min(known, key=lambda one: known[one].value)
+        is_sure = known[best].high < expected.low or (expected.is_sure and known[best].is_sure)
+        if is_sure and expected.value > WORTHWHILE * known[best].value:
+            return best, f"about {known[best].value:.3g} s a step, {name(usual)} {expected.value:.3g} s"
+        return usual, f"about {expected.value:.3g} s a step, {name(best)} {known[best].value:.3g} s"
+
+    def _small_jobs(self) -> list[Job]:
+        return [cut(self.job), cut(self.job, batch_size=4)]
+
+    def _probe(self, settings: Sequence[Setting]) -> bool:
+        """Know what a product of matrices reaches under these settings; False where there was no time to find out."""
+        missing = [one for one in settings if not self.profile.rate(one.device, one.precision, one.threads)]
+        if missing and self.budget_s and self._left_s() < PROBE_S * len(missing):
+            return False
+        rates = [
+            probe_rates(devices.open_device(one.device), one.precision, one.threads)
+            for one in missing
+            if one.device != HYBRID
+        ]
+        if rates:
+            self._keep(self.profile.with_rates(rates))
+        return True
+
+    def _keep(self, profile: Profile) -> None:
+        rates, steps = list(profile.rates), list(profile.steps)
+        update_profile(lambda kept: kept.with_rates(rates).with_steps(steps).with_devices(devices.facts()))
+        self.profile, self.model = profile, CostModel(profile)
+
+    def _budget(self, usual: Setting, *, has_accelerator: bool) -> float:
+        step = self.model.step_s(replace(usual, device="cpu"), self.job)
+        run_s = step.value * self.total_steps if step else 0.0
+        return min(SHARE_OF_RUN * run_s, LIMIT_WITH_ACCELERATOR_S if has_accelerator else LIMIT_S)
+
+    def _left_s(self) -> float:
+        return self.budget_s - (time.perf_counter() - self.started)
+
+    def _fits(self, setting: Setting) -> bool:
+        _, need = self.model.memory(setting, self.job)
+        return with_margin(need.value) <= devices.open_device(setting.device).memory_bytes
+
+
+def cut(job: Job, *, batch_size: int | None = None) -> Job:
+    """The same work in small: two blocks a tower instead of all, so that a step can be afforded."""
+    image, text = job.model.image, job.model.text
+    shallow = replace(image, depth=min(2, image.depth)), replace(text, depth=min(2, text.depth))
+    model = replace(job.model, image=shallow[0], text=shallow[1])
+    return Job(model, min(job.batch_size, batch_size or job.batch_size), job.text_tokens)

@@ -1,0 +1,121 @@
+"""Real training steps made only to be timed: by the benchmark, and where `auto` has to decide."""
+
+import multiprocessing
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from clipctl.config import TrainConfig
+from clipctl.data.loader import Batch
+from clipctl.errors import DeviceError
+from clipctl.hardware.devices import Device, is_out_of_memory, open_device
+from clipctl.hardware.memory import peak_rss_bytes
+from clipctl.hardware.profile import Rates, StepSample, now_s
+from clipctl.hardware.timing import Stopwatch, Timing, time_in_turns
+from clipctl.model.forecast import Job, Setting, model_keys
+from clipctl.training.state import LossScale, TrainState, fresh_state
+from clipctl.training.step import DTYPES, train_step
+
+_TRIAL_LR = 1e-5
+_PROBE_SIDES, _PROBE_CALLS = (64, 256, 512), 6
+_PROBE_LIMIT_S = 0.008  # of one product, or the next size is left out: where a precision is emulated it takes seconds
+
+
+def trial_batch(job: Job, seed: int = 0) -> Batch:
+    """Noise and random captions of the right shapes; every caption ends where the longest does."""
+    rng = torch.Generator().manual_seed(seed)
+    side, vocab_size = job.model.image.size_px, job.model.text.vocab_size
+    assert vocab_size is not None
+    images = torch.randint(0, 256, (job.batch_size, side, side, 3), dtype=torch.uint8, generator=rng)
+    tokens = torch.randint(1, vocab_size - 1, (job.batch_size, job.text_tokens), generator=rng)
+    tokens[:, -1] = vocab_size - 1
+    return Batch(images, tokens)
+
+
+def time_steps(
+    config: TrainConfig, job: Job, settings: Sequence[Setting], *, limit_s: float, min_samples: int = 3
+) -> dict[Setting, Timing]:
+    """Steps under several settings, taking turns. States are shared by settings that only compute otherwise."""
+    config = replace(config, model=job.model)
+    devices = {label: open_device(label) for label in {setting.device for setting in settings}}
+    states = {label: fresh_state(config, device, "fp32", settings[0].threads) for label, device in devices.items()}
+    batch = trial_batch(job)
+    works = {
+        str(number): Stopwatch(_stepper(states[setting.device], batch), devices[setting.device].synchronize)
+        for number, setting in enumerate(settings)
+    }
+
+    def prepare(name: str) -> None:
+        setting = settings[int(name)]
+        state = states[setting.device]
+        torch.set_num_threads(setting.threads)
+        state.precision = setting.precision
+        state.loss_scale = LossScale(state.device.image) if setting.precision == "fp16" else None
+
+    timings = time_in_turns(works, limit_s=limit_s, before_round=prepare, min_samples=min_samples)
+    return {setting: timings[str(number)] for number, setting in enumerate(settings)}
+
+
+def _stepper(state: TrainState, batch: Batch) -> Callable[[], object]:
+    return lambda: train_step(state, batch, lr=_TRIAL_LR)
+
+
+def sample_of(setting: Setting, job: Job, timing: Timing, peak_bytes: int | None = None) -> StepSample:
+    return StepSample(
+        device=setting.device,
+        precision=setting.precision,
+        threads=setting.threads,
+        model=model_keys(job.model),
+        batch_size=job.batch_size,
+        text_tokens=job.text_tokens,
+        step_s=timing.median_s,
+        iqr_s=timing.iqr_s,
+        peak_bytes=peak_bytes,
+        saved_s=now_s(),
+    )
+
+
+@dataclass(frozen=True)
+class StepMeasurement:
+    timing: Timing
+    peak_bytes: int
+
+
+def measure_apart(config: TrainConfig, job: Job, setting: Setting, *, limit_s: float) -> StepMeasurement:
+    """In a process of its own: its peak memory is that of these steps, and if the system kills it, only it is gone."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+        try:
+            return pool.submit(_measure, config, job, setting, limit_s).result()
+        except BrokenProcessPool:
+            raise DeviceError(
+                f"a step at batch size {job.batch_size} was ended by the system, most likely for want of memory"
+            ) from None
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise DeviceError(f"{setting.device} is out of memory at batch size {job.batch_size}") from None
+
+
+def _measure(config: TrainConfig, job: Job, setting: Setting, limit_s: float) -> StepMeasurement:
+    (timing,) = time_steps(config, job, [setting], limit_s=limit_s).values()
+    return StepMeasurement(timing, open_device(setting.device).peak_bytes() or peak_rss_bytes())
+
+
+def probe_rates(device: Device, precision: str, threads: int) -> Rates:
+    """What a product of matrices reaches in a precision. Costs milliseconds even where that precision is emulated:
+    a small product tells first whether a larger one can be afforded."""
+    torch.set_num_threads(threads)
+    gflops = 0.0
+    for side in _PROBE_SIDES:
+        matrix = torch.randn(side, side).to(device.image, DTYPES[precision])
+        watch = Stopwatch(partial(torch.mm, matrix, matrix), device.synchronize)
+        fastest_s = min(watch.sample() for _ in range(_PROBE_CALLS))
+        gflops = max(gflops, 2 * side**3 / fastest_s / 1e9)
+        if fastest_s > _PROBE_LIMIT_S:
+            break
+    return Rates(device.label, precision, threads, round(gflops, 3))
