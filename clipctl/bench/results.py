@@ -40,6 +40,7 @@ class Row:
     error: float | None = None  # largest difference from the CPU's fp32 result, relative to its largest value
     peak_bytes: int | None = None  # of a step
     text_tokens: int | None = None
+    model: dict[str, Any] | None = None  # of a step, by dotted key
 
     @property
     def is_noisy(self) -> bool:

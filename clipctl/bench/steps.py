@@ -6,8 +6,11 @@ from dataclasses import dataclass, field, replace
 from clipctl.bench.results import Peak, Row
 from clipctl.config import Layer, TrainConfig, resolve
 from clipctl.errors import DeviceError
-from clipctl.hardware.profile import StepSample, keep_steps
-from clipctl.model.forecast import Job, Setting
+from clipctl.hardware import cpu
+from clipctl.hardware.devices import labels
+from clipctl.hardware.profile import StepSample, keep_steps, load_profile
+from clipctl.model.forecast import CostModel, Job, Setting, model_keys
+from clipctl.training.choice import cut
 from clipctl.training.trial import StepMeasurement, measure_apart, sample_of
 
 TEXT_TOKENS = 60  # of the longest caption in a batch of the built-in data
@@ -115,4 +118,26 @@ def _row(probe: StepProbe, setting: Setting, measurement: StepMeasurement) -> Ro
         gflops=work.flops / timing.median_s / 1e9,
         peak_bytes=measurement.peak_bytes,
         text_tokens=probe.job.text_tokens,
+        model=model_keys(probe.job.model),
     )
+
+
+AFFORDABLE_STEP_S = 5.0
+
+
+def measure_job(
+    job: Job, precision: str, devices: Sequence[str] | None, tell: Callable[[str], None] = lambda line: None
+) -> None:
+    """Make real steps of a job on every device; where one would take too long, of two blocks of each tower."""
+    text = replace(job.model.text, vocab_size=job.model.text.vocab_size or VOCAB_SIZE)
+    job = replace(job, model=replace(job.model, text=text))
+    config = replace(resolve([]), model=job.model)
+    threads, samples = cpu.usable_cores(), list[StepSample]()
+    for device in devices or labels():
+        setting = Setting(device, "fp32" if precision == "auto" else precision, threads)
+        step = CostModel(load_profile()).step_s(setting, job)
+        chosen = cut(job) if step is None or step.value > AFFORDABLE_STEP_S else job
+        tell(f"steps of batch {chosen.batch_size} in {setting.precision} on {device}")
+        measurement = measure_apart(config, chosen, setting, limit_s=STEP_LIMIT_S)
+        samples.append(sample_of(setting, chosen, measurement.timing, measurement.peak_bytes))
+    keep_steps(samples)

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import clipctl
-from clipctl.cli import bench, checkpoint, monitor, train
+from clipctl.cli import bench, checkpoint, doctor, monitor, recommend, train
 from clipctl.cli.render import plain, prose
 from clipctl.cli.startup import LightCommand, SpreadCommand, already_false
 from clipctl.errors import ClipctlError, ExitCode
@@ -65,6 +65,8 @@ for name, command in checkpoint.COMMANDS.items():
     checkpoints.command(name, cls=LightCommand)(command)
 app.add_typer(checkpoints, name="checkpoint")
 app.command("bench", cls=SpreadCommand)(bench.bench)
+app.command("doctor", cls=LightCommand)(doctor.doctor)
+app.command("recommend-device", cls=SpreadCommand)(recommend.recommend_device)
 app.command("monitor", cls=LightCommand)(monitor.monitor)
 app.command("runs", cls=LightCommand)(monitor.runs)
 app.command("stop", cls=LightCommand)(monitor.stop)

@@ -32,8 +32,7 @@ def show(result: BenchResult, format: str) -> None:
             for line in markdown(result):
                 render.data().print(render.plain(line), soft_wrap=True)
         case _:
-            for part in tables(result):
-                render.data().print(part, soft_wrap=True)
+            render.show_parts(tables(result))
 
 
 def size_name(size: int) -> str:
@@ -78,7 +77,7 @@ def tables(result: BenchResult) -> Iterator[Text]:
             yield Text("")
             yield part
     yield Text("")
-    yield Text("\n").join(render.plain(line) for line in findings(result))
+    yield from (render.plain(line) for line in findings(result))
     for line in (*(f"skipped {line}" for line in result.skipped), *(f"warning: {line}" for line in result.warnings)):
         yield render.plain(line, style="yellow")
     yield render.plain(f"took {result.seconds:.0f} s")

@@ -48,10 +48,12 @@ KeepBest = Annotated[
     str | None, _option("--keep-best", "Best ones to keep; default: 1.", _CHECKPOINTS, "N", "CLIPCTL_KEEP_BEST")
 ]
 Device = Annotated[
-    str | None, _option("--device", "auto (default), cpu, mps, cuda or cuda:N.", _MACHINE, "NAME", "CLIPCTL_DEVICE")
+    str | None,
+    _option("--device", "auto (default: measured), cpu, mps, cuda:N or hybrid.", _MACHINE, "NAME", "CLIPCTL_DEVICE"),
 ]
 Precision = Annotated[
-    str | None, _option("--precision", "auto (default), fp32 or bf16.", _MACHINE, "NAME", "CLIPCTL_PRECISION")
+    str | None,
+    _option("--precision", "auto (default: measured), fp32, bf16 or fp16.", _MACHINE, "NAME", "CLIPCTL_PRECISION"),
 ]
 Threads = Annotated[
     str | None, _option("--threads", "CPU threads; default: one a usable core.", _MACHINE, "N", "CLIPCTL_THREADS")
@@ -75,6 +77,16 @@ AllowChange = Annotated[
         metavar="",
         help="With --resume: take changed settings.",
         rich_help_panel=_RUN,
+        show_default=False,
+    ),
+]
+AllowUnverifiedDevice = Annotated[
+    bool,
+    typer.Option(
+        "--allow-unverified-device",
+        metavar="",
+        help="Train on a device that does not compute what the CPU does.",
+        rich_help_panel=_MACHINE,
         show_default=False,
     ),
 ]
@@ -170,4 +182,33 @@ Compare = Annotated[
 Plot = Annotated[
     Path | None,
     typer.Option("--plot", metavar="FILE", help="Draw them: PNG or SVG.", rich_help_panel=_OUTPUT, show_default=False),
+]
+_QUESTION = "The model"
+_IMAGINED = "The machine"
+
+
+def _asked(flag: str, help: str, metavar: str, panel: str = _QUESTION) -> Any:
+    return typer.Option(flag, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
+
+
+Params = Annotated[str | None, _asked("--params", "How many parameters it has.", "150M")]
+PresetOf = Annotated[str | None, _asked("--preset", "tiny, small, base, medium, large or huge.", "NAME")]
+ConfigOf = Annotated[Path | None, _asked("--config", "YAML file with settings.", "FILE")]
+BatchSizeOf = Annotated[str | None, _asked("--batch-size", "Default: that of the preset.", "N")]
+PrecisionOf = Annotated[str, _asked("--precision", "auto (default), fp32, bf16 or fp16.", "NAME")]
+Pairs = Annotated[str | None, _asked("--pairs", "Pairs in an epoch; default: 10,000.", "N")]
+MemoryOf = Annotated[str | None, _asked("--memory", "Imagine a machine with this much memory.", "8G", _IMAGINED)]
+DevicesOf = Annotated[
+    list[str] | None, _asked("--devices", "Devices to compare; mps and cuda can be imagined.", "NAME...", _IMAGINED)
+]
+Results = Annotated[Path | None, _asked("--results", "What bench --save kept, maybe elsewhere.", "FILE", _IMAGINED)]
+Measure = Annotated[
+    bool,
+    typer.Option(
+        "--measure",
+        metavar="",
+        help="Make real steps of this model first.",
+        rich_help_panel=_IMAGINED,
+        show_default=False,
+    ),
 ]

@@ -14,7 +14,7 @@ from rich.text import Text
 from clipctl.runs.checkpoints import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -105,6 +105,13 @@ def aligned(rows: "Sequence[tuple[str, ...]]", styles: "Sequence[str] | None" = 
         middle = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:-1], strict=True))
         lines.append(plain(f"{first:<{widths[0]}}{middle}  {last}".rstrip(), style=style))
     return Text("\n").join(lines)
+
+
+def show_parts(parts: "Iterable[Text]") -> None:
+    """Tables as they are, whatever the width of the terminal; sentences folded to it."""
+    console = data()
+    for part in parts:
+        console.print(part, soft_wrap="\n" in part.plain)
 
 
 # --- train ----------------------------------------------------------------------------------------------------

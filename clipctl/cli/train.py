@@ -1,6 +1,7 @@
 """clipctl train"""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from clipctl.config import Layer
     from clipctl.runs.rundir import RunDir
     from clipctl.training.loop import Progress
+    from clipctl.training.plan import TrainPlan
     from clipctl.training.resume import Resumption
 
 NEXT_COMMANDS = (
@@ -55,6 +57,7 @@ def train(
     name: options.Name = None,
     resume: options.Resume = None,
     allow_change: options.AllowChange = False,
+    allow_unverified_device: options.AllowUnverifiedDevice = False,
     detach: options.Detach = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
@@ -105,6 +108,7 @@ def train(
     place, copies = (run.path, 1) if checkpoint else (root, 2)  # a run that has one needs room for one more
     if problem := plan.memory_problem() or plan.disk_problem(disk.free_bytes(place), copies):
         raise problem
+    plan = verified_plan(plan, console, allow_unverified=allow_unverified_device)
     if resume is None:
         run = RunDir.create(root, plan.config.preset, name)
     elif resumption.is_finished:
@@ -131,6 +135,23 @@ def asked_layers(file: Path | None, flags: dict[str, tuple[str, str | None]], as
     layers = [load_yaml(file)] if file else []
     layers += [Layer(flag, {key: value}) for flag, (key, value) in flags.items() if value is not None]
     return [*layers, parse_assignments(assignments)]
+
+
+def verified_plan(plan: "TrainPlan", console: Console, *, allow_unverified: bool) -> "TrainPlan":
+    """The plan with the word whether its device computes what the CPU does; an error where it does not."""
+    from clipctl.training.preflight import device_error, verify_device
+
+    verdict = verify_device(plan)
+    if verdict is None:
+        return plan
+    if verdict.passed:
+        console.print(f"preflight    {verdict.words} ({verdict.seconds:.1f} s)", markup=False, soft_wrap=True)
+    elif not allow_unverified:
+        raise device_error(verdict)
+    else:
+        words = f"warning: {verdict.device} does not compute what the CPU computes: {verdict.words}"
+        console.print(words, style="yellow", markup=False, soft_wrap=True)
+    return replace(plan, verified=verdict.state)
 
 
 def find_resumption(root: Path, text: str, layers: "list[Layer]", allow_change: bool) -> "tuple[RunDir, Resumption]":

@@ -11,6 +11,21 @@ from pathlib import Path
 import psutil
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
+CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
+
+# Those that torch computes faster with, as Linux names them.
+_INSTRUCTION_SETS = (
+    *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8"),
+    *("neon", "asimd", "bf16", "i8mm", "sve", "sve2"),
+)
+_MACOS_INSTRUCTION_SETS = {
+    "avx2": "hw.optional.avx2_0",
+    "avx512f": "hw.optional.avx512f",
+    "neon": "hw.optional.neon",
+    "bf16": "hw.optional.arm.FEAT_BF16",
+    "i8mm": "hw.optional.arm.FEAT_I8MM",
+}
 
 
 @cache
@@ -19,7 +34,7 @@ def name() -> str:
     if sys.platform == "darwin":
         return sysctl("machdep.cpu.brand_string") or platform.machine()
     try:
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
+        for line in CPUINFO.read_text(encoding="utf-8").splitlines():
             if line.startswith("model name"):
                 return line.split(":", 1)[1].strip()
     except OSError:
@@ -34,6 +49,38 @@ def sysctl(key: str) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout.strip() or None if done.returncode == 0 else None
+
+
+def instruction_sets() -> list[str] | None:
+    """Those of the processor that matter to torch; None where the system does not tell."""
+    if sys.platform == "darwin":
+        return [name for name, key in _MACOS_INSTRUCTION_SETS.items() if sysctl(key) == "1"]
+    try:
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        if line.startswith(("flags", "Features")):  # Intel and AMD, Arm
+            flags = line.split(":", 1)[1].split()
+            return [name for name in _INSTRUCTION_SETS if name in flags]
+    return None
+
+
+def governor() -> tuple[str | None, bool]:
+    """What sets the clock on Linux, and whether it keeps it low; None where the system does not tell."""
+
+    def read(name: str) -> str | None:
+        try:
+            return (CPUFREQ / name).read_text().strip()
+        except OSError:
+            return None
+
+    name, preference = read("scaling_governor"), read("energy_performance_preference")
+    if (
+        preference
+    ):  # drivers that have one call their usual governor powersave, and follow the load with it all the same
+        return f"{name or '–'} ({preference})", preference == "power"
+    return name, name == "powersave" and read("scaling_driver") != "intel_pstate"
 
 
 def usable_cores() -> int:

@@ -16,8 +16,24 @@ def available_bytes() -> int:
     return free if limit is None else min(free, limit)
 
 
+def total_bytes() -> int:
+    return int(psutil.virtual_memory().total)
+
+
 def cgroup_free_bytes(root: Path) -> int | None:
     """What a container's limit leaves; None where there is no limit."""
+    found = _cgroup_memory(root)
+    return None if found is None else max(0, found[0] - found[1])
+
+
+def cgroup_limit_bytes(root: Path) -> int | None:
+    """What a container may take in all; None where there is no limit."""
+    found = _cgroup_memory(root)
+    return None if found is None else found[0]
+
+
+def _cgroup_memory(root: Path) -> tuple[int, int] | None:
+    """Limit and usage."""
     for limit_file, usage_file in (
         ("memory.max", "memory.current"),  # version 2
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),  # version 1
@@ -28,7 +44,7 @@ def cgroup_free_bytes(root: Path) -> int | None:
         except (OSError, ValueError):
             continue
         # Version 1 writes "no limit" as a number near 2^63.
-        return None if limit == "max" or int(limit) > 1 << 60 else max(0, int(limit) - used)
+        return None if limit == "max" or int(limit) > 1 << 60 else (int(limit), used)
     return None
 
 

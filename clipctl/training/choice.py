@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from clipctl.config import TrainConfig
@@ -138,10 +138,16 @@ class _Decider:
 
     def _fastest(self, options: Sequence[Setting], stand_ins: Sequence[Job], name: Name) -> tuple[Setting, str]:
         """The first of `options` is the usual one; another must be faster for sure, as measured or by forecast."""
+        jobs = [self.job, *stand_ins]
+        if job := self._measured_job(options, jobs):
+            return self._by_measurement(options, job, name)
         close = self._close(options)
-        if options[0] in close and len(close) > 1:
-            for job in self._measured_jobs(close, [self.job, *stand_ins]):
-                return self._by_measurement(close, job, name)
+        if (
+            options[0] in close
+            and len(close) > 1
+            and (job := self._measured_job(close, jobs) or self._try(close, jobs))
+        ):
+            return self._by_measurement(close, job, name)
         return self._by_forecast(options, name)
 
     def _close(self, options: Sequence[Setting]) -> list[Setting]:
@@ -150,20 +156,21 @@ class _Decider:
         best_high = min((estimate.high for estimate in estimates.values() if estimate), default=math.inf)
         return [one for one, estimate in estimates.items() if estimate is None or estimate.low <= best_high]
 
-    def _measured_jobs(self, options: Sequence[Setting], jobs: Sequence[Job]) -> Iterator[Job]:
-        """The job, or one that stands in for it, of which all options were timed; if there is none, the first that can
-        be timed in the time that is left."""
-        for job in jobs:
-            if all(self.model.measured(one, job) for one in options):
-                yield job
-        for job in jobs:
+    def _measured_job(self, options: Sequence[Setting], jobs: Sequence[Job]) -> Job | None:
+        """The job, or one that stands in for it, of which all options were timed."""
+        return next((job for job in jobs if all(self.model.measured(one, job) for one in options)), None)
+
+    def _try(self, options: Sequence[Setting], jobs: Sequence[Job]) -> Job | None:
+        """Time the first job that can be afforded in the time that is left."""
+        for job in jobs if len(options) > 1 else ():
             estimates = [self.model.step_s(one, job) for one in options]
             slowest = max((estimate.value for estimate in estimates if estimate), default=math.inf)
             seconds = sum(estimate.value if estimate else slowest for estimate in estimates)
             if STEPS_PER_TRIAL * seconds <= self._left_s():
                 timings = time_steps(self.config, job, options, limit_s=0.0)
                 self._keep(self.profile.with_steps([sample_of(one, job, timing) for one, timing in timings.items()]))
-                yield job
+                return job
+        return None
 
     def _by_measurement(self, options: Sequence[Setting], job: Job, name: Name) -> tuple[Setting, str]:
         seconds = {one: sample.step_s for one in options if (sample := self.model.measured(one, job))}
@@ -181,10 +188,11 @@ class _Decider:
             unknown = ", ".join(name(one) for one in others)
             return usual, f"measuring {unknown} would take more than {100 * SHARE_OF_RUN:.0f} % of the run"
         best = min(known, key=lambda one: known[one].value)
+        verb = "measured" if expected.basis == known[best].basis == "measured" else "about"
         is_sure = known[best].high < expected.low or (expected.is_sure and known[best].is_sure)
         if is_sure and expected.value > WORTHWHILE * known[best].value:
-            return best, f"about {known[best].value:.3g} s a step, {name(usual)} {expected.value:.3g} s"
-        return usual, f"about {expected.value:.3g} s a step, {name(best)} {known[best].value:.3g} s"
+            return best, f"{verb} {known[best].value:.3g} s a step, {name(usual)} {expected.value:.3g} s"
+        return usual, f"{verb} {expected.value:.3g} s a step, {name(best)} {known[best].value:.3g} s"
 
     def _small_jobs(self) -> list[Job]:
         return [cut(self.job), cut(self.job, batch_size=4)]

@@ -35,6 +35,7 @@ def describe_environment(plan: TrainPlan) -> dict[str, Any]:
             "label": plan.device.label,
             "name": plan.device.name,
             "reason": plan.device.reason,
+            "verified": plan.verified,
         },
         "precision": {"value": plan.precision.value, "reason": plan.precision.reason},
         "threads": {

@@ -44,6 +44,7 @@ class TrainPlan:
     cost_model: CostModel
     job: Job
     notes: tuple[str, ...]  # what differs from what was asked, and why
+    verified: str | None = None  # passed or failed: whether the device computes what the CPU does; None: not compared
 
     @property
     def setting(self) -> Setting:

@@ -1,0 +1,94 @@
+"""How well `clipctl bench` forecasts what `clipctl train` then measures.
+
+Measures this machine in a fresh application directory, asks for the plan of each preset and batch (none of which was
+timed), then trains a few steps of it in a process of its own and compares step time and peak memory:
+
+    python benchmarks/forecast.py [--presets tiny small base] [--batches 4 12 32] [--precision fp32] [--rounds 1]
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+from clipctl.hardware import cpu
+from clipctl.runs import metrics
+
+WARM_STEPS = 2  # the first steps of a process are slower: memory is new, kernels are not prepared
+
+
+def clipctl(*arguments: str) -> dict:
+    done = subprocess.run([sys.executable, "-m", "clipctl", *arguments, "--json"], capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout)
+
+
+def measured(arguments: list[str], directory: Path) -> tuple[float, int]:
+    """Median seconds of a step and peak memory of a training."""
+    summary = clipctl("train", *arguments, "--runs-dir", str(directory))
+    rows = metrics.read_rows(Path(summary["run"]) / "metrics.jsonl")
+    steps = [row["step_s"] for row in rows if row["kind"] == "step" and row["step"] > WARM_STEPS]
+    return statistics.median(steps), summary["peak_memory_bytes"]
+
+
+def run(presets: list[str], batches: list[int], precision: str) -> list[tuple[float, float]]:
+    os.environ["CLIPCTL_HOME"] = tempfile.mkdtemp()
+    started = time.perf_counter()
+    bench = clipctl("bench")
+    print(f"clipctl bench took {time.perf_counter() - started:.0f} s; {'; '.join(bench['warnings']) or 'no warning'}")
+    print(
+        f"{'preset':<7}{'batch':>6}{'forecast':>11}{'measured':>11}{'off':>7}{'memory':>12}{'measured':>11}{'off':>7}"
+    )
+    off = []
+    for preset in presets:
+        for batch in batches:
+            steps = 40 if preset == "tiny" else WARM_STEPS + 3
+            arguments = [
+                "--preset",
+                preset,
+                "--batch-size",
+                str(batch),
+                "--steps",
+                str(steps),
+                "--precision",
+                precision,
+            ]
+            plan = clipctl("train", *arguments, "--dry-run")
+            with tempfile.TemporaryDirectory() as directory:
+                step_s, peak_bytes = measured(arguments, Path(directory))
+            forecast_s, forecast_bytes = plan["step_s"]["value"], plan["memory"]["total_bytes"]
+            off.append((forecast_s / step_s - 1, forecast_bytes / peak_bytes - 1))
+            print(
+                f"{preset:<7}{batch:>6}{forecast_s:>10.3f}s{step_s:>10.3f}s{off[-1][0]:>+7.0%}"
+                f"{forecast_bytes / 2**20:>8.0f} MiB{peak_bytes / 2**20:>7.0f} MiB{off[-1][1]:>+7.0%}"
+                f"  {plan['step_s']['basis']}, {plan['memory']['basis']}",
+                flush=True,
+            )
+    return off
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--presets", nargs="+", default=["tiny", "small", "base"])
+    parser.add_argument("--batches", nargs="+", type=int, default=[4, 12, 32])
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--rounds", type=int, default=1)
+    arguments = parser.parse_args()
+    print(f"{cpu.name()}, {cpu.usable_cores()} cores, Python {platform.python_version()}, torch {torch.__version__}")
+    for _ in range(arguments.rounds):
+        off = run(arguments.presets, arguments.batches, arguments.precision)
+        worst = [max(abs(pair[index]) for pair in off) for index in (0, 1)]
+        print(f"largest error: step time {worst[0]:.0%}, peak memory {worst[1]:.0%}\n", flush=True)
+
+
+if __name__ == "__main__":
+    main()

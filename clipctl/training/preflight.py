@@ -1,0 +1,276 @@
+"""Before training on an accelerator: does it compute what the CPU computes?
+
+Accelerators have returned wrong numbers without saying so: gradients of one layer, a forgotten bias, a weight that
+never moves, products that go wrong past a length and only after a step of another shape. Any of them trains to nothing.
+So a step of the real shapes is made on both sides and compared, number by number, from the same weights and batch.
+"""
+
+import hashlib
+import json
+import platform
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+
+import torch
+from torch import Tensor
+
+from clipctl.errors import DeviceError
+from clipctl.hardware import memory
+from clipctl.hardware.devices import Device, open_device
+from clipctl.hardware.profile import load_profile, torch_version, update_profile
+from clipctl.model.forecast import Job, Setting, model_keys, with_margin
+from clipctl.training.choice import cut
+from clipctl.training.optim import make_optimizer
+from clipctl.training.plan import TrainPlan
+from clipctl.training.state import TrainState, fresh_state
+from clipctl.training.step import train_step
+from clipctl.training.trial import trial_batch
+
+CPU_STEP_LIMIT_S = 30.0  # where a step takes longer on the CPU, two blocks of each tower stand for all
+LR = 1e-3
+# Relative to the norm of what is compared. Rounding stays below 1e-4; the mildest fault seen was far above 1e-2.
+TOLERANCE = {"fp32": 1e-2, "bf16": 0.2, "fp16": 0.1}
+LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02}
+UPDATE_TOLERANCE = 0.02  # of the learning rate
+GRADIENT_FLOOR = 1e-3  # of a typical gradient: below that, two correct devices differ by rounding alone
+
+# Apple's first two chips read past their operands in products at least this long, before torch 2.14.
+MPS_REDUCTION_LIMIT = 32767
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came of it."""
+
+    device: str
+    passed: bool
+    words: str
+    seconds: float
+
+    @property
+    def state(self) -> str:
+        return "passed" if self.passed else "failed"
+
+
+def verify_device(plan: TrainPlan) -> Verification | None:
+    """Compare the plan's device with the CPU, or remember that it agreed before; None where the CPU is the device."""
+    check_length(plan.device, plan.job)
+    if not plan.device.is_accelerator:
+        return None
+    key = _key(plan)
+    if (known := load_profile().checked.get(key)) and known.get("passed"):
+        return Verification(plan.device.label, True, f"{known['words']}, as found before", 0.0)
+    started = time.perf_counter()
+    problem = None
+    try:
+        words = _compare(plan)
+    except _Difference as difference:
+        problem = difference
+        words = str(difference)
+    verdict = Verification(plan.device.label, problem is None, words, round(time.perf_counter() - started, 2))
+    update_profile(lambda profile: replace(profile, checked={**profile.checked, key: asdict(verdict)}))
+    return verdict
+
+
+def device_error(verdict: Verification) -> DeviceError:
+    hint = "train on the CPU: --device cpu; --allow-unverified-device trains on it all the same and marks the run"
+    return DeviceError(f"{verdict.device} does not compute what the CPU computes: {verdict.words}", hint)
+
+
+def check_length(device: Device, job: Job) -> None:
+    """Refuse what is known to go wrong silently. In a weight's gradient the length is batch × tokens."""
+    if device.image.type != "mps" or not re.search(r"Apple M[12]\b", device.name) or _torch_numbers() >= (2, 14):
+        return
+    tokens = max(job.model.image.tokens, job.text_tokens)
+    if job.batch_size * tokens >= MPS_REDUCTION_LIMIT:
+        fitting = (MPS_REDUCTION_LIMIT - 1) // tokens
+        raise DeviceError(
+            f"batch {job.batch_size} × {tokens} tokens is a product of length {job.batch_size * tokens:,}, which "
+            f"{device.name} computes wrongly with torch {torch_version()} (pytorch issue 193487)",
+            f"--batch-size {fitting}, or torch 2.14, or --device cpu",
+        )
+
+
+def _torch_numbers() -> tuple[int, ...]:
+    return tuple(int(part) for part in re.findall(r"\d+", torch_version())[:2])
+
+
+def _key(plan: TrainPlan) -> str:
+    """Whatever could change the answer: torch, system, chip, precision and shapes."""
+    facts = {
+        "torch": torch_version(),
+        "system": platform.platform(),
+        "device": [plan.device.label, plan.device.name],
+        "precision": plan.precision.value,
+        "model": model_keys(plan.job.model),
+        "batch": [plan.job.batch_size, plan.job.text_tokens],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
+
+
+# --- the comparison -------------------------------------------------------------------------------------------
+
+
+class _Difference(Exception):
+    """What differs, and by how much."""
+
+
+@dataclass(frozen=True)
+class _StepTaken:
+    loss: float
+    gradients: dict[str, Tensor]
+    weights: dict[str, Tensor]  # afterwards
+
+
+def _compare(plan: TrainPlan) -> str:
+    """Raises _Difference; returns what was compared."""
+    job = plan.job if _is_affordable(plan) else cut(plan.job)
+    sides = _Sides(plan, job)
+    precision = str(plan.precision.value)
+    sides.device_step(_other_shape(job), "fp32")
+    on_device, on_cpu = sides.device_step(job, "fp32"), sides.cpu_step(job)
+    largest = _compare_steps(on_device, on_cpu, "fp32")
+    _compare_updates(on_device, sides.cpu_update(on_device.gradients), sides.start)
+    _probe_length(plan.device, job)
+    again = sides.device_step(job, "fp32")
+    _compare_steps(again, on_device, "fp32", noun="differs from itself when repeated")
+    if precision != "fp32":
+        _compare_steps(sides.device_step(job, precision), on_cpu, precision)
+    exactly = all(torch.equal(again.gradients[name], one) for name, one in on_device.gradients.items())
+    blocks = "" if job == plan.job else " in two blocks of each tower"
+    repeat = "repeats to the bit" if exactly else "repeats up to rounding"
+    return f"{len(on_cpu.gradients)} parameters{blocks} agree with the CPU within {largest:.0e}, and it {repeat}"
+
+
+def _is_affordable(plan: TrainPlan) -> bool:
+    """The whole model on the CPU beside the one on the device: in time and in memory."""
+    cpu_setting = Setting("cpu", "fp32", int(plan.threads.value))
+    step_s = plan.cost_model.step_s(cpu_setting, plan.job)
+    _, need = plan.cost_model.memory(cpu_setting, plan.job)
+    fits = 2 * with_margin(need.value) <= memory.available_bytes()
+    return fits and step_s is not None and step_s.value <= CPU_STEP_LIMIT_S
+
+
+def _other_shape(job: Job) -> Job:
+    return replace(job, batch_size=max(2, job.batch_size // 2), text_tokens=max(3, job.text_tokens - 1))
+
+
+class _Sides:
+    """The same model on both sides, brought back to the same weights before every step."""
+
+    def __init__(self, plan: TrainPlan, job: Job) -> None:
+        self.config = replace(plan.config, model=job.model)
+        threads = int(plan.threads.value)
+        self.cpu = self._state(open_device("cpu"), threads)
+        self.device = self._state(plan.device, threads)
+        self.start = {name: one.detach().clone() for name, one in self.cpu.model.named_parameters()}
+        noise = torch.Generator().manual_seed(0)
+        for name, parameter in self.start.items():
+            if parameter.ndim == 1:  # biases start at zero, where nobody would miss them
+                self.start[name] = parameter + 0.1 * torch.randn(parameter.shape, generator=noise)
+
+    def _state(self, device: Device, threads: int) -> TrainState:
+        state = fresh_state(self.config, device, "fp32", threads)
+        state.grad_clip = None  # clipping would divide a gradient's error away
+        return state
+
+    def device_step(self, job: Job, precision: str) -> _StepTaken:
+        return self._step(self.device, job, precision)
+
+    def cpu_step(self, job: Job) -> _StepTaken:
+        return self._step(self.cpu, job, "fp32")
+
+    def _step(self, state: TrainState, job: Job, precision: str) -> _StepTaken:
+        self._reset(state)
+        state.precision = precision
+        loss = float(train_step(state, trial_batch(job), lr=LR).loss)
+        parameters = dict(state.model.named_parameters())
+        gradients = {name: one.grad.detach().cpu().clone() for name, one in parameters.items() if one.grad is not None}
+        return _StepTaken(loss, gradients, {name: one.detach().cpu().clone() for name, one in parameters.items()})
+
+    def cpu_update(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Where the CPU's optimizer goes from the start with the device's gradients."""
+        self._reset(self.cpu)
+        for name, parameter in self.cpu.model.named_parameters():
+            parameter.grad = gradients[name].clone() if name in gradients else None
+        for group in self.cpu.optimizer.param_groups:
+            group["lr"] = LR
+        self.cpu.optimizer.step()
+        self.cpu.model.clamp_scale()
+        return {name: one.detach().clone() for name, one in self.cpu.model.named_parameters()}
+
+    @torch.no_grad()
+    def _reset(self, state: TrainState) -> None:
+        for name, parameter in state.model.named_parameters():
+            parameter.copy_(self.start[name])
+        state.optimizer = make_optimizer(state.model, self.config.optim)
+
+
+def _compare_steps(mine: _StepTaken, reference: _StepTaken, precision: str, noun: str = "differs") -> float:
+    """Loss and every gradient; returns the largest relative difference."""
+    if not abs(mine.loss - reference.loss) <= LOSS_TOLERANCE[precision] * abs(reference.loss):
+        worst = max(_gradient_errors(mine, reference), default=None)
+        where = f"; furthest off is the gradient of {worst[1]}, by {worst[0]:.0%}" if worst else ""
+        raise _Difference(f"the loss {noun} ({mine.loss:.5f}, not {reference.loss:.5f}){where}{_known_issue('loss')}")
+    missing = reference.gradients.keys() - mine.gradients.keys()
+    if missing:
+        raise _Difference(f"{sorted(missing)[0]} gets no gradient")
+    error, name = max(_gradient_errors(mine, reference))
+    if not error <= TOLERANCE[precision]:
+        raise _Difference(f"the gradient of {name} {noun} by {error:.1%} in {precision}{_known_issue(name)}")
+    return error
+
+
+def _gradient_errors(mine: _StepTaken, reference: _StepTaken) -> Iterator[tuple[float, str]]:
+    """Relative to each gradient's norm, or to a share of what a gradient of that size usually has."""
+    count = sum(one.numel() for one in reference.gradients.values())
+    typical = sum(float(one.square().sum()) for one in reference.gradients.values()) / count
+    for name, expected in reference.gradients.items():
+        floor = GRADIENT_FLOOR * (typical * expected.numel()) ** 0.5
+        found = mine.gradients.get(name)
+        error = float((found - expected).norm()) / (float(expected.norm()) + floor) if found is not None else 0.0
+        yield (error if error == error else float("inf")), name
+
+
+def _compare_updates(mine: _StepTaken, expected: dict[str, Tensor], start: dict[str, Tensor]) -> None:
+    for name, target in expected.items():
+        if not torch.equal(target, start[name]) and torch.equal(mine.weights[name], start[name]):
+            raise _Difference(f"{name} has a gradient and does not move{_known_issue('update')}")
+        rounding = 1e-6 * float(target.abs().max())
+        error = float((mine.weights[name] - target).abs().max())
+        if not error <= UPDATE_TOLERANCE * LR + rounding:
+            raise _Difference(f"the update of {name} is off by {error / LR:.1%} of the rate{_known_issue('update')}")
+
+
+def _probe_length(device: Device, job: Job) -> None:
+    """A product as long as a weight's gradient sums over, with all its weight in the tail; shorter ones before it."""
+    length = job.batch_size * max(job.model.image.tokens, job.text_tokens)
+    noise = torch.Generator().manual_seed(1)
+    for rows in (max(1, length // 3), length):
+        left, right = (torch.randn(rows, 48, generator=noise) for _ in range(2))
+        left[: rows // 2] *= 0.01
+        expected = left.T @ right
+        found = (left.to(device.image).T @ right.to(device.image)).cpu()
+        error = float((found - expected).norm() / expected.norm())
+        if not error <= TOLERANCE["fp32"]:
+            raise _Difference(f"a product of length {rows:,} is off by {error:.1%}{_known_issue('length')}")
+
+
+# What is known of such differences on Apple's GPU, by what they show in; pytorch issue numbers.
+_KNOWN_ISSUES = {
+    "length": "193487, 195163",
+    "update": "118115, 192212",
+    "norm": "183825",
+    "attention": "181133, 163597",
+    "bias": "188438",
+    "loss": "181133, 188438",
+}
+
+
+def _known_issue(symptom: str) -> str:
+    if not torch.backends.mps.is_available():
+        return ""
+    number = next((numbers for part, numbers in _KNOWN_ISSUES.items() if part in symptom), None)
+    return f" (see pytorch issue {number})" if number else ""

@@ -1,0 +1,353 @@
+"""clipctl bench and recommend-device as a person uses them."""
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from typer.testing import CliRunner
+
+from clipctl.bench import measure, operations, steps
+from clipctl.bench.measure import place_under_roof, raise_peaks
+from clipctl.bench.recommend import BANDS, model_of_size, profile_of
+from clipctl.bench.results import BenchResult, Overhead, Peak, Row, compare, load_result, save_result
+from clipctl.bench.steps import CALIBRATION, StepProbe
+from clipctl.cli.app import app
+from clipctl.config import parse_bytes, parse_counts
+from clipctl.errors import DataError
+from clipctl.hardware.profile import Machine, load_profile
+from clipctl.model import cost
+from clipctl.model.forecast import CostModel, Setting
+
+QUICK = ("bench", "--sizes", "2000", "20000", "--threads", "1")
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    return tmp_path_factory.mktemp("home")
+
+
+@pytest.fixture(autouse=True)
+def _home(home, monkeypatch):
+    monkeypatch.setenv("CLIPCTL_HOME", str(home))
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.fixture(scope="module")
+def saved(home, tmp_path_factory):
+    """A real benchmark, small, kept in a file."""
+    path = tmp_path_factory.mktemp("bench") / "bench.json"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CLIPCTL_HOME", str(home))
+        done = invoke(*QUICK, "--save", path, "--plot", path.with_suffix(".png"), "--json")
+    assert done.exit_code == 0, done.output
+    return path, json.loads(done.stdout)
+
+
+# --- what is typed --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("texts", "counts"),
+    [
+        (["1e6", "1e7"], [10**6, 10**7]),
+        (["1e6,1e7"], [10**6, 10**7]),
+        (["10M", "1_000_000", "1e6"], [10**6, 10**7]),
+        (["1e5:1e8:4"], [10**5, 10**6, 10**7, 10**8]),
+        (["2:9:8"], [2, 2, 3, 4, 5, 6, 7, 9]),
+    ],
+)
+def test_sizes_are_read_as_people_write_them(texts, counts):
+    assert parse_counts(texts) == sorted(set(counts))
+
+
+@pytest.mark.parametrize(
+    "text", ["", "-3", "0", "abc", "1e5:1e3:4", "1:2", "1e5:1e8:1", "1:2:3:4", "1.5", "nan", "1e400"]
+)
+def test_sizes_that_are_none_are_refused(text):
+    with pytest.raises((ValueError, OverflowError)):
+        parse_counts([text])
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("8G", 2**33), ("8GB", 2**33), ("8 GiB", 2**33), ("512m", 2**29), ("1.5g", 3 * 2**29), ("1024", 1024)],
+)
+def test_memory_sizes_are_powers_of_1024(text, count):
+    assert parse_bytes(text) == count
+
+
+@pytest.mark.parametrize("text", ["", "0", "8X", "-8G", "G", "8GG"])
+def test_what_is_no_memory_size_is_refused(text):
+    with pytest.raises(ValueError, match="memory size"):
+        parse_bytes(text)
+
+
+def test_values_after_one_option_belong_to_it(monkeypatch):
+    asked = []
+
+    def end_here(request, tell):
+        asked.append(request)
+        raise DataError("that is all")
+
+    monkeypatch.setattr(measure, "bench", end_here)
+    for arguments in (["--sizes", "1e6", "1e7"], ["--sizes", "1e6", "--sizes", "1e7"], ["--sizes=1e6,1e7"]):
+        invoke("bench", *arguments, "--dtypes", "fp32", "bf16")
+    assert [request.sizes for request in asked] == [(10**6, 10**7)] * 3
+    assert all(request.dtypes == ("fp32", "bf16") and "step" not in request.suites for request in asked)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--sizes", "abc"], "--sizes must be a whole number"),
+        (["--sizes", "-3"], "--sizes must be above zero"),
+        (["--suites", "matmull"], "--suites 'matmull' is not one of"),
+        (["--dtypes", "fp8"], "--dtypes 'fp8' is not one of fp32, bf16, fp16"),
+        (["--model", "giant"], "--model 'giant' is not one of"),
+        (["--batch-sizes", "8"], "--batch-sizes goes with --model"),
+        (["--devices", "gpu"], "unknown device 'gpu'"),
+        (["--devices", "cpu", "cpu"], "a device is named twice"),
+        (["--format", "xml"], "--format must be one of table, md, csv, json"),
+        (["--plot", "bench.pdf"], "neither a .png nor an .svg"),
+        (["--threads", "0"], "--threads must be above zero"),
+        (["--compare", "nowhere.json"], "no such file: nowhere.json"),
+    ],
+)
+def test_mistakes_are_named_before_anything_is_measured(arguments, words):
+    done = invoke("bench", *arguments)
+    assert done.exit_code == 2 and words in done.stderr, done.stderr
+
+
+def test_a_missing_device_has_its_own_exit_code():
+    done = invoke("bench", "--devices", "cuda:7")
+    assert done.exit_code == 4 and "cuda:7 is not available" in done.stderr
+
+
+def test_sizes_that_do_not_fit_are_refused_with_the_need():
+    done = invoke("bench", "--sizes", "1e12")
+    assert done.exit_code == 4 and "needs about 29802.3 GiB" in done.stderr and "fits" in done.stderr
+
+
+# --- what comes out -------------------------------------------------------------------------------------------
+
+
+def test_json_carries_what_other_programs_rely_on(saved):
+    _, document = saved
+    assert document["schema"] == "clipctl.bench/1"
+    keys = "suite operation device dtype size threads median_s iqr_s gflops gbytes_per_s samples_s"
+    for row in document["results"]:
+        assert set(keys.split()) <= row.keys() and row["median_s"] > 0 and len(row["samples_s"]) >= 3
+    assert {row["suite"] for row in document["results"]} == {"elementwise", "matmul", "attention"}
+    assert document["crossover"] == [] and document["peaks"] and document["overheads"]
+    assert {row["size"] for row in document["results"]} == {2000, 20000}
+
+
+def test_results_are_kept_for_forecasts(saved):
+    profile = load_profile()
+    assert profile.bench is not None and profile.rates and profile.devices[0].kind == "cpu"
+
+
+def test_a_picture_is_drawn(saved):
+    path, _ = saved
+    assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("format", ["table", "md", "csv"])
+def test_other_forms_hold_the_same_rows(saved, format):
+    from clipctl.cli import benching
+
+    result = load_result(saved[0])
+    output = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdout", output)
+        patch.setenv("COLUMNS", "80")
+        benching.show(result, format)
+    text = output.getvalue()
+    if format == "csv":
+        assert len(list(csv.DictReader(io.StringIO(text)))) == len(result.results)
+    else:
+        assert text.count("attention") >= 2 and "nothing to cross over" in text
+    if format == "table":
+        assert max(len(line) for line in text.splitlines() if not line.startswith(("warning", "skipped"))) <= 80
+
+
+def test_a_comparison_says_what_changed_and_where_it_was_made(saved, tmp_path):
+    path, _ = saved
+    before = load_result(path)
+    slower = [replace(row, median_s=2 * row.median_s, iqr_s=0.0) for row in before.results]
+    other = replace(before, results=slower, machine=replace(before.machine, torch="2.1.0"))
+    save_result(other, tmp_path / "other.json")
+    done = invoke(*QUICK, "--suites", "matmul", "--compare", tmp_path / "other.json")
+    assert done.exit_code == 0
+    assert "another machine or version: torch 2.1.0 instead of" in done.stderr
+    assert {round(change.ratio, 6) for change in compare(before, other)} == {0.5}
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"schema": "clipctl.bench/1"}', "\x00"])
+def test_a_damaged_file_is_refused(content, tmp_path):
+    (tmp_path / "bad.json").write_text(content)
+    done = invoke("bench", "--compare", tmp_path / "bad.json")
+    assert done.exit_code == 2 and "is no result of clipctl bench" in done.stderr
+
+
+# --- the roof -------------------------------------------------------------------------------------------------
+
+
+def row(operation="matmul", size=1000, seconds=1.0, gflops=None, gbytes=None, **values):
+    numbers = {"first_s": seconds, "median_s": seconds, "iqr_s": 0.0, "min_s": seconds, "samples_s": [seconds]}
+    setting = {"device": "cpu", "dtype": "fp32", "threads": 2, **values}
+    return Row(
+        suite=operation, operation=operation, size=size, **setting, **numbers, gflops=gflops, gbytes_per_s=gbytes
+    )
+
+
+PEAK = Peak("cpu", "fp32", 2, 100.0, 20.0)
+OVERHEAD = Overhead("cpu", None, 1.0, 1.0, 1.0, 1.0, 1e-5, None, None, None, None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("one", "bound", "share"),
+    [
+        (row(gflops=80.0, gbytes=1.0), "compute", 0.8),
+        (row(gflops=5.0, gbytes=15.0), "memory", 0.75),
+        (row(gbytes=90.0), "cache", None),
+        (row(seconds=2e-5, gflops=0.1, gbytes=0.1), "launch", None),
+        (row(gflops=80.0, threads=1), None, None),  # the roof was measured with two
+    ],
+)
+def test_what_holds_an_operation_back(one, bound, share):
+    (placed,) = place_under_roof([one], [PEAK], [OVERHEAD])
+    assert (placed.bound, placed.roof_share) == (bound, share)
+
+
+def test_a_roof_is_as_high_as_the_best_that_was_seen():
+    (raised,) = raise_peaks([PEAK], [row(gflops=120.0), row(seconds=1.0, gbytes=25.0), row(seconds=1e-4, gbytes=99.0)])
+    assert (raised.gflops, raised.gbytes_per_s) == (120.0, 25.0)
+
+
+@pytest.mark.parametrize("operation", operations.OPERATIONS, ids=lambda one: one.name)
+def test_operations_hold_about_as_many_elements_as_asked(operation):
+    for size in (1000, 151_296, 1_000_000):
+        operands = operation.operands(size)
+        assert operands[0].numel() == pytest.approx(size, rel=0.25)
+        assert operation.run(*operands).shape[-1] > 0
+        assert sum(one.numel() for one in operands) * 4 <= operations.need_bytes(size)
+
+
+# --- steps ----------------------------------------------------------------------------------------------------
+
+
+def test_probes_leave_out_what_forecasts_are_tested_with():
+    whole = {(probe.preset, probe.batch_size) for probe in CALIBRATION if probe.depths is None}
+    assert not whole & {(preset, batch) for preset in ("tiny", "small", "base") for batch in (4, 12, 32)}
+
+
+def test_a_step_is_measured_in_a_process_of_its_own_and_kept():
+    results = steps.measure_probes([StepProbe("tiny", 2)], ["cpu"], 1, [])
+    (found,) = results.rows
+    assert found.operation == "tiny" and found.peak_bytes > 50e6 and found.model["model.image.width"] == 128
+    assert any(sample.batch_size == 2 and sample.peak_bytes for sample in load_profile().steps)
+
+
+def test_a_precision_that_is_emulated_is_left_out():
+    peaks = [Peak("cpu", "fp32", 2, 100.0), Peak("cpu", "bf16", 2, 3.0)]
+    probe = StepProbe("tiny", 2, precisions=("bf16",))
+    assert steps.measure_probes([probe], ["cpu"], 1, peaks).rows == []
+
+
+# --- recommend-device -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("params", ["-3", "0", "abc", "150X", "1e99", ""])
+def test_numbers_that_are_none_are_refused(params):
+    done = invoke("recommend-device", "--params", params)
+    assert done.exit_code == 2 and "--params must be" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], "name one model"),
+        (["--params", "1M", "--preset", "tiny"], "name one model"),
+        (["--preset", "gigantic"], "unknown preset"),
+        (["--preset", "tiny", "--precision", "fp8"], "--precision must be one of"),
+        (["--preset", "tiny", "--memory", "8X"], "--memory must be a memory size"),
+        (["--preset", "tiny", "--batch-size", "1"], "--batch-size must be 2 or more"),
+        (["--preset", "tiny", "--devices", "tpu"], "unknown device 'tpu'"),
+        (["--preset", "tiny", "--measure", "--results", "x.json"], "choose one"),
+    ],
+)
+def test_questions_that_make_no_sense_are_refused(arguments, words):
+    done = invoke("recommend-device", *arguments)
+    assert done.exit_code == 2 and words in done.stderr
+
+
+def test_the_answer_as_data():
+    done = invoke("recommend-device", "--params", "150M", "--json")
+    document = json.loads(done.stdout)
+    assert done.exit_code == 0 and document["schema"] == "clipctl.recommend-device/1"
+    assert document["device"] == "cpu" and document["confidence"] in ("high", "medium", "low")
+    (candidate,) = document["candidates"]
+    assert {"device", "fits", "memory_bytes", "step_s", "basis"} <= candidate.keys()
+    split = candidate["memory_split"]
+    assert sum(split.values()) == pytest.approx(candidate["memory_bytes"], rel=0.01)
+    assert split["weights_bytes"] == pytest.approx(4 * document["parameters"], rel=0.5)
+    assert [band["notes"] for band in document["bands"]] == ["CPU", "CPU", "test both", "GPU"]
+
+
+def test_what_fits_nowhere_ends_with_3_and_says_so():
+    done = invoke("recommend-device", "--preset", "huge", "--memory", "8G")
+    assert done.exit_code == 3 and "nothing fits" in done.stdout and "simulated" in done.stdout
+
+
+def test_an_imagined_machine_is_called_simulated():
+    done = invoke("recommend-device", "--preset", "small", "--memory", "16G", "--devices", "cpu", "mps", "--json")
+    document = json.loads(done.stdout)
+    assert [one["simulated"] for one in document["candidates"]] == [True, True]
+    assert any("simulated: this machine has no mps" in line for line in document["assumptions"])
+    assert document["candidates"][1]["basis"] == "prior" and document["confidence"] == "low"
+    assert document["candidates"][1]["available_bytes"] == pytest.approx(16 * 2**30 * 2 / 3, rel=0.01)
+
+
+def test_bench_results_from_elsewhere_are_flagged(saved, tmp_path):
+    result = replace(load_result(saved[0]), machine=Machine("Another CPU", 8, 16, "Darwin arm64", "2.12.0"))
+    save_result(result, tmp_path / "elsewhere.json")
+    done = invoke("recommend-device", "--params", "10M", "--results", tmp_path / "elsewhere.json")
+    assert done.exit_code == 0 and "was measured elsewhere: cpu Another CPU instead of" in done.stderr
+
+
+def test_a_saved_benchmark_forecasts_like_the_one_that_was_kept():
+    probe = StepProbe("tiny", 8)
+    measured = replace(row("step", 8, 0.25), operation="tiny", text_tokens=60, model=steps.model_keys(probe.job.model))
+    profile = profile_of(BenchResult(Machine.here(), [measured]))
+    assert CostModel(profile).step_s(Setting("cpu", "fp32", 2), probe.job).value == 0.25
+
+
+@pytest.mark.parametrize("parameters", [100_000, 5_000_000, 50_000_000, 150_000_000, 10**9, 3 * 10**9])
+def test_a_model_of_any_size_can_be_imagined(parameters):
+    assert cost.parameters(model_of_size(parameters)) == pytest.approx(parameters, rel=0.1)
+
+
+def test_the_bands_are_the_notes():
+    assert [(name, notes) for name, _, _, notes in BANDS] == [
+        ("Tiny", "CPU"),
+        ("Small", "CPU"),
+        ("Medium", "test both"),
+        ("Large", "GPU"),
+    ]
+
+
+def test_from_kept_results_it_answers_without_torch(saved):
+    code = "import sys; from clipctl.cli.app import app\n"
+    code += "try: app()\nfinally: print('torch' in sys.modules, file=sys.stderr)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "recommend-device", "--params", "150M"], capture_output=True, text=True
+    )
+    assert done.returncode == 0 and done.stderr.strip() == "False", done.stderr
