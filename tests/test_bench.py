@@ -245,12 +245,12 @@ def test_operations_hold_about_as_many_elements_as_asked(operation):
 
 
 def test_probes_leave_out_what_forecasts_are_tested_with():
-    whole = {(probe.preset, probe.batch_size) for probe in CALIBRATION if probe.depths is None}
+    whole = {(probe.preset, probe.batch_size) for group in CALIBRATION for probe in group if probe.depths is None}
     assert not whole & {(preset, batch) for preset in ("tiny", "small", "base") for batch in (4, 12, 32)}
 
 
 def test_a_step_is_measured_in_a_process_of_its_own_and_kept():
-    results = steps.measure_probes([StepProbe("tiny", 2)], ["cpu"], 1, [])
+    results = steps.measure_probes([[StepProbe("tiny", 2)]], ["cpu"], 1, [])
     (found,) = results.rows
     assert found.operation == "tiny" and found.peak_bytes > 50e6 and found.model["model.image.width"] == 128
     assert any(sample.batch_size == 2 and sample.peak_bytes for sample in load_profile().steps)
@@ -259,7 +259,7 @@ def test_a_step_is_measured_in_a_process_of_its_own_and_kept():
 def test_a_precision_that_is_emulated_is_left_out():
     peaks = [Peak("cpu", "fp32", 2, 100.0), Peak("cpu", "bf16", 2, 3.0)]
     probe = StepProbe("tiny", 2, precisions=("bf16",))
-    assert steps.measure_probes([probe], ["cpu"], 1, peaks).rows == []
+    assert steps.measure_probes([[probe]], ["cpu"], 1, peaks).rows == []
 
 
 # --- recommend-device -----------------------------------------------------------------------------------------

@@ -93,15 +93,15 @@ def test_the_second_time_costs_nothing(machine):
 def test_one_thread_is_chosen_where_two_only_wait_for_each_other(machine):
     machine.gflops = {"fp32": 100.0, "bf16": 1.0, "fp16": 1.0}
     machine.seconds = {("fp32", 2): 0.010, ("fp32", 1): 0.006}
-    update_profile(lambda kept: kept.with_steps([slow_start()]))
+    update_profile(lambda kept: kept.with_steps([slow_start(2), slow_start(16), slow_start(48)]))
     found = decided()
     assert (found.threads.value, found.threads.reason) == (1, "measured 0.006 s a step, 2 threads 0.01 s")
 
 
-def slow_start():
+def slow_start(batch_size):
     """A machine on which starting an operation is what takes the time."""
     model = resolve([Layer("test", {"model.text.vocab_size": 33})]).model
-    return sample_of(Setting("cpu", "fp32", 2), Job(model, 2, 60), Timing(0.01, (0.01,) * 3))
+    return sample_of(Setting("cpu", "fp32", 2), Job(model, batch_size, 60), Timing(0.01, (0.01,) * 3))
 
 
 def test_what_is_too_large_to_try_is_tried_in_small(machine):

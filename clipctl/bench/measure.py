@@ -13,7 +13,7 @@ from clipctl.bench.crossover import find_crossovers
 from clipctl.bench.operations import OPERATIONS, Operation
 from clipctl.bench.overhead import measure_overhead
 from clipctl.bench.results import DTYPE_NAMES, SUITES, BenchResult, Overhead, Peak, Row
-from clipctl.bench.steps import StepProbe, measure_probes
+from clipctl.bench.steps import CALIBRATION, StepProbe, measure_probes
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import devices
 from clipctl.hardware.devices import Device
@@ -22,6 +22,7 @@ from clipctl.hardware.profile import Machine, Rates, now_s, update_profile
 from clipctl.hardware.sensors import OtherLoad
 from clipctl.hardware.timing import Stopwatch, Timing, time_in_turns
 from clipctl.training.step import DTYPES
+from clipctl.training.trial import probe_rates
 
 DEFAULT_SIZES = (100_000, 1_000_000, 10_000_000)
 CASE_LIMIT_S = 0.8  # for one operation of one size under one setting
@@ -107,8 +108,10 @@ class _Bench:
             rows = place_under_roof(rows, self.peaks, self.overheads)
         torch.set_num_threads(self.cores)
         if "step" in self.request.suites:
+            self.peaks = self.peaks or [peak for place in self.places for peak in self._quick_peaks(place)]
             labels = [place.label for place in self.places]
-            probes = measure_probes(self.request.probes, labels, self.cores, self.peaks, self.tell)
+            groups = [(probe,) for probe in self.request.probes] or CALIBRATION
+            probes = measure_probes(groups, labels, self.cores, self.peaks, self.tell)
             rows += probes.rows
             self.skipped += probes.skipped
         result = BenchResult(
@@ -160,6 +163,11 @@ class _Bench:
                 call_s, flops = timing.median_s, 2.0 * side**3
                 best = max(best, flops / call_s / 1e9)
             yield Peak(place.label, dtype, self.cores, best, gbytes_per_s)
+
+    def _quick_peaks(self, place: Device) -> Iterator[Peak]:
+        """Enough to know which precisions are worth a step."""
+        for dtype in self.request.dtypes:
+            yield Peak(place.label, dtype, self.cores, probe_rates(place, dtype, self.cores).gflops)
 
     # --- operations -----------------------------------------------------------------------------------------------
 

@@ -1,7 +1,10 @@
 """What a device costs besides computing, each part measured by itself."""
 
+import multiprocessing
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 
 import torch
 
@@ -15,8 +18,6 @@ _LIMIT_S = 0.1
 
 
 def measure_overhead(device: Device) -> Overhead:
-    """The device's own first tensor comes first: nothing else may have touched it in this process."""
-    init_s = _once(lambda: torch.zeros(1, device=device.image), device) if device.is_accelerator else None
     odd = torch.randn(509, 509).to(device.image)  # a shape nobody else uses
     first_call_s = _once(lambda: torch.logit(odd), device)
     one, square = torch.ones(1, device=device.image), torch.randn(512, 512).to(device.image)
@@ -26,7 +27,7 @@ def measure_overhead(device: Device) -> Overhead:
 
     return Overhead(
         device=device.label,
-        init_s=init_s,
+        init_s=_init_s(device),
         first_call_s=first_call_s,
         warm_call_s=timed(lambda: torch.logit(odd)),
         fresh_alloc_s=_fresh_alloc_s(device),
@@ -38,6 +39,23 @@ def measure_overhead(device: Device) -> Overhead:
         copy_out_gbytes_per_s=_copy_rate(device, device.image, torch.device("cpu"), timed),
         compute_s=timed(lambda: square @ square),
     )
+
+
+def _init_s(device: Device) -> float | None:
+    """In a new process: in this one the device was touched long ago."""
+    if not device.is_accelerator:
+        return None
+    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        try:
+            return pool.submit(_first_tensor_s, device.label).result()
+        except (BrokenProcessPool, RuntimeError):
+            return None
+
+
+def _first_tensor_s(label: str) -> float:
+    started = time.perf_counter()
+    torch.zeros(1, device=label).cpu()
+    return time.perf_counter() - started
 
 
 def _once(run: Callable[[], object], device: Device) -> float:

@@ -2,7 +2,7 @@
 
 import importlib.util
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clipctl.bench.results import BenchResult, Row
 from clipctl.errors import ConfigError
@@ -24,52 +24,67 @@ def draw(result: BenchResult, path: Path) -> None:
     micro = [row for row in result.results if row.suite != "step"]
     steps = [row for row in result.results if row.suite == "step"]
     names = list(dict.fromkeys(row.operation for row in micro))
+    settings = list(dict.fromkeys(_setting(row) for row in result.results))
+    colours = {setting: f"C{number % 10}" for number, setting in enumerate(settings)}
     panels = len(names) + bool(steps)
     columns = min(2, panels)
     lines = -(-panels // columns)
     figure = Figure(figsize=(5.2 * columns, 3.7 * lines), layout="constrained")
     FigureCanvasAgg(figure)
     figure.suptitle(result.machine.title, fontsize=10)
-    axes = figure.subplots(lines, columns, squeeze=False).flat
+    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     for axis, name in zip(axes, names, strict=False):
-        _draw_operation(axis, result, [row for row in micro if row.operation == name])
+        _draw_operation(axis, result, [row for row in micro if row.operation == name], colours)
     if steps:
-        _draw_steps(axes[len(names)], steps)
-    for axis in list(axes)[panels:]:
+        _draw_steps(axes[len(names)], steps, colours)
+    for axis in axes[panels:]:
         axis.set_axis_off()
+    handles = [axes[0].plot([], [], color=colour, marker="o", label=name)[0] for name, colour in colours.items()]
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, fontsize=8, frameon=False)
     figure.savefig(path, dpi=150)
 
 
-def _draw_operation(axis: "Axes", result: BenchResult, rows: list[Row]) -> None:
+def _setting(row: Row) -> str:
+    return f"{row.device} {row.dtype}" + (f" ×{row.threads}" if row.device == "cpu" else "")
+
+
+def _draw_operation(axis: "Axes", result: BenchResult, rows: list[Row], colours: dict[str, str]) -> None:
     counts_flops = rows[0].gflops is not None
     scale = "gflops" if counts_flops else "gbytes_per_s"
-    for setting in dict.fromkeys((row.device, row.dtype, row.threads) for row in rows):
-        line = [row for row in rows if (row.device, row.dtype, row.threads) == setting]
+    for setting in dict.fromkeys(_setting(row) for row in rows):
+        line = [row for row in rows if _setting(row) == setting]
         values = [getattr(row, scale) for row in line]
         # A time within median ± IQR/2 is a speed within these.
         spread = [value * min(0.9, row.iqr_s / row.median_s / 2) for value, row in zip(values, line, strict=True)]
-        device, dtype, threads = setting
-        label = f"{device} {dtype}" + (f" ×{threads}" if device == "cpu" else "")
-        axis.errorbar([row.size for row in line], values, yerr=spread, marker="o", capsize=3, label=label)
+        sizes = [row.size for row in line]
+        axis.errorbar(sizes, values, yerr=spread, marker="o", markersize=4, capsize=3, color=colours[setting])
     for one in result.crossover:
         if one.operation == rows[0].operation and one.size and one.data == "resident":
             axis.axvline(one.size, linestyle=":", color="grey")
             axis.text(one.size, axis.get_ylim()[1], f" {one.device} wins", va="top", fontsize=8, color="grey")
-    axis.set(
-        xscale="log",
-        yscale="log",
-        title=rows[0].operation,
-        xlabel="elements",
-        ylabel="GFLOP/s" if counts_flops else "GB/s",
-    )
-    axis.grid(True, which="major", alpha=0.3)
-    axis.legend(fontsize=7)
+    axis.set(xscale="log", yscale="log", title=rows[0].operation, xlabel="elements")
+    axis.set_ylabel("GFLOP/s" if counts_flops else "GB/s")
+    _plain_numbers(axis.yaxis)
+    axis.grid(True, which="both", alpha=0.2)
 
 
-def _draw_steps(axis: "Axes", rows: list[Row]) -> None:
-    labels = [f"{row.operation}, {row.size} pairs, {row.device} {row.dtype}" for row in rows]
-    axis.barh(labels, [row.size / row.median_s for row in rows])
+def _draw_steps(axis: "Axes", rows: list[Row], colours: dict[str, str]) -> None:
+    labels = [f"{row.operation}, {row.size} pairs, {row.dtype}" for row in rows]
+    speeds = [row.size / row.median_s for row in rows]
+    bars = axis.barh(range(len(rows)), speeds, color=[colours[_setting(row)] for row in rows])
+    axis.bar_label(bars, [f"{speed:.3g}" for speed in speeds], fontsize=7, padding=2)
+    axis.set_yticks(range(len(rows)), labels, fontsize=7)
     axis.invert_yaxis()
     axis.set(xscale="log", title="training step", xlabel="pairs/s")
-    axis.tick_params(axis="y", labelsize=7)
-    axis.grid(True, axis="x", which="major", alpha=0.3)
+    axis.margins(x=0.2)
+    _plain_numbers(axis.xaxis)
+    axis.grid(True, axis="x", alpha=0.2)
+
+
+def _plain_numbers(axis: Any) -> None:
+    """30 and 200 instead of powers of ten."""
+    from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
+
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_formatter(NullFormatter())

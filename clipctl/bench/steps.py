@@ -1,5 +1,6 @@
 """The `step` suite: the project's own training step, for presets and for probes that calibrate forecasts."""
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -9,13 +10,14 @@ from clipctl.errors import DeviceError
 from clipctl.hardware import cpu
 from clipctl.hardware.devices import labels
 from clipctl.hardware.profile import StepSample, keep_steps, load_profile
+from clipctl.hardware.timing import Timing
 from clipctl.model.forecast import CostModel, Job, Setting, model_keys
 from clipctl.training.choice import cut
-from clipctl.training.trial import StepMeasurement, measure_apart, sample_of
+from clipctl.training.trial import Task, measure_apart, sample_of
 
 TEXT_TOKENS = 60  # of the longest caption in a batch of the built-in data
 VOCAB_SIZE = 33
-STEP_LIMIT_S = 1.5
+STEP_LIMIT_S = 0.5
 PROMISING = 1.2  # another precision is stepped through if its products are this much faster
 
 
@@ -48,15 +50,18 @@ class StepProbe:
 
 
 # What forecasts are calibrated with: small and wide models, small and large batches, few and many weights. Wide models
-# are cut to two or three blocks, because a block costs what a block costs, however many there are.
+# are cut to two or three blocks, because a block costs what a block costs, however many there are. Quick ones are
+# measured again and again in between: a laptop is slower in one minute than in the next.
+_ALL = ("fp32", "bf16", "fp16")
+_QUICK = tuple(StepProbe("tiny", batch_size, precisions=_ALL) for batch_size in (2, 16, 48))
 CALIBRATION = (
-    StepProbe("tiny", 2, precisions=("fp32", "bf16", "fp16")),
-    StepProbe("tiny", 16, precisions=("fp32", "bf16", "fp16")),
-    StepProbe("tiny", 48, precisions=("fp32", "bf16", "fp16")),
-    StepProbe("small", 2, precisions=("fp32", "bf16", "fp16")),
-    StepProbe("small", 8, (2, 2), precisions=("fp32", "bf16", "fp16")),
-    StepProbe("small", 40, (3, 1), precisions=("fp32", "bf16", "fp16")),
-    StepProbe("small", 7, precisions=("fp32",)),
+    _QUICK,
+    (StepProbe("small", 2, precisions=_ALL),),
+    _QUICK,
+    (StepProbe("small", 8, (2, 2), precisions=_ALL),),
+    _QUICK,
+    (StepProbe("small", 24, (3, 1), precisions=_ALL),),
+    _QUICK,
 )
 
 
@@ -67,42 +72,54 @@ class ProbeResults:
 
 
 def measure_probes(
-    probes: Sequence[StepProbe],
+    groups: Sequence[Sequence[StepProbe]],
     devices: Sequence[str],
     threads: int,
     peaks: Sequence[Peak],
     tell: Callable[[str], None] = lambda line: None,
 ) -> ProbeResults:
-    """Every probe on every device, each in a process of its own; samples are kept for forecasts."""
-    results, samples = ProbeResults(), list[StepSample]()
-    for probe in probes or CALIBRATION:
-        for device in devices:
-            for precision in probe.precisions:
-                setting = Setting(device, precision, threads)
-                if not _is_promising(device, precision, peaks):
-                    continue
-                tell(f"step {probe.name}, batch {probe.batch_size}, {precision} on {device}")
-                try:
-                    measurement = measure_apart(probe.config, probe.job, setting, limit_s=STEP_LIMIT_S)
-                except DeviceError as error:
-                    results.skipped.append(f"step {probe.name}, batch {probe.batch_size} on {device}: {error}")
-                    continue
-                samples.append(sample_of(setting, probe.job, measurement.timing, measurement.peak_bytes))
-                results.rows.append(_row(probe, setting, measurement))
-    keep_steps(samples)
+    """Every probe on every device, each group in a process of its own; samples are kept for forecasts."""
+    results = ProbeResults()
+    timings: dict[tuple[StepProbe, Setting], Timing] = {}
+    peaks_bytes: dict[tuple[StepProbe, Setting], int] = {}
+    for group, device in itertools.product(groups, devices):
+        tasks = {
+            probe: Task(probe.config, probe.job, settings)
+            for probe in group
+            if (settings := _settings(probe, device, threads, peaks))
+        }
+        names = ", ".join(f"{probe.name} at batch {probe.batch_size}" for probe in tasks)
+        tell(f"steps of {names} on {device}")
+        try:
+            measured = measure_apart(list(tasks.values()), limit_s=STEP_LIMIT_S) if tasks else []
+        except DeviceError as error:
+            results.skipped.append(f"steps of {names}: {error}")
+            continue
+        for number, ((probe, task), (found, peak_bytes)) in enumerate(zip(tasks.items(), measured, strict=True)):
+            if number == 0:  # what comes later inherits the memory of what came before
+                peaks_bytes.setdefault((probe, task.settings[0]), peak_bytes)
+            for setting, timing in found.items():
+                known = timings.get((probe, setting))
+                timings[probe, setting] = known + timing if known else timing
+    results.rows = [_row(*key, timing, peaks_bytes.get(key)) for key, timing in timings.items()]
+    samples = {key: sample_of(key[1], key[0].job, timing, peaks_bytes.get(key)) for key, timing in timings.items()}
+    keep_steps(list(samples.values()))
     return results
+
+
+def _settings(probe: StepProbe, device: str, threads: int, peaks: Sequence[Peak]) -> tuple[Setting, ...]:
+    precisions = (one for one in probe.precisions if _is_promising(device, one, peaks))
+    return tuple(Setting(device, precision, threads) for precision in precisions)
 
 
 def _is_promising(device: str, precision: str, peaks: Sequence[Peak]) -> bool:
     """fp32 always; others where their products are clearly faster, so that an emulated precision costs nothing."""
     rates = {peak.dtype: peak.gflops for peak in peaks if peak.device == device}
-    if precision == "fp32" or not rates:
-        return True
-    return rates.get(precision, 0.0) > PROMISING * rates.get("fp32", float("inf"))
+    return precision == "fp32" or rates.get(precision, 0.0) > PROMISING * rates.get("fp32", float("inf"))
 
 
-def _row(probe: StepProbe, setting: Setting, measurement: StepMeasurement) -> Row:
-    timing, work = measurement.timing, probe.job.work
+def _row(probe: StepProbe, setting: Setting, timing: Timing, peak_bytes: int | None) -> Row:
+    work = probe.job.work
     return Row(
         suite="step",
         operation=probe.name,
@@ -116,7 +133,7 @@ def _row(probe: StepProbe, setting: Setting, measurement: StepMeasurement) -> Ro
         min_s=timing.min_s,
         samples_s=list(timing.samples_s),
         gflops=work.flops / timing.median_s / 1e9,
-        peak_bytes=measurement.peak_bytes,
+        peak_bytes=peak_bytes,
         text_tokens=probe.job.text_tokens,
         model=model_keys(probe.job.model),
     )
@@ -138,6 +155,6 @@ def measure_job(
         step = CostModel(load_profile()).step_s(setting, job)
         chosen = cut(job) if step is None or step.value > AFFORDABLE_STEP_S else job
         tell(f"steps of batch {chosen.batch_size} in {setting.precision} on {device}")
-        measurement = measure_apart(config, chosen, setting, limit_s=STEP_LIMIT_S)
-        samples.append(sample_of(setting, chosen, measurement.timing, measurement.peak_bytes))
+        ((timings, peak_bytes),) = measure_apart([Task(config, chosen, (setting,))], limit_s=STEP_LIMIT_S)
+        samples.append(sample_of(setting, chosen, timings[setting], peak_bytes))
     keep_steps(samples)

@@ -2,6 +2,7 @@
 
 import csv
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -9,6 +10,8 @@ from rich.text import Text
 
 from clipctl.bench.results import BenchResult, Row, compare
 from clipctl.cli import render
+
+SAY_INTERVAL_S = 2.0
 
 
 @contextmanager
@@ -19,7 +22,15 @@ def progress() -> Iterator[Callable[[str], None]]:
         with console.status("measuring") as status:
             yield lambda line: status.update(render.plain(f"measuring {line}"))
     else:
-        yield lambda line: console.print(render.plain(f"measuring {line}"))
+        said = -SAY_INTERVAL_S
+
+        def say(line: str) -> None:
+            nonlocal said
+            if time.monotonic() - said >= SAY_INTERVAL_S:
+                said = time.monotonic()
+                console.print(render.plain(f"measuring {line}"))
+
+        yield say
 
 
 def show(result: BenchResult, format: str) -> None:

@@ -198,6 +198,7 @@ def plan_document(plan: "TrainPlan") -> dict[str, Any]:
         "precision": plan.precision.value,
         "threads": plan.threads.value,
         "workers": plan.workers.value,
+        "decided_s": plan.decided_s,
         "steps": plan.total_steps,
         "epochs": plan.epochs,
         "steps_per_epoch": plan.steps_per_epoch,

@@ -76,9 +76,7 @@ def governor() -> tuple[str | None, bool]:
             return None
 
     name, preference = read("scaling_governor"), read("energy_performance_preference")
-    if (
-        preference
-    ):  # drivers that have one call their usual governor powersave, and follow the load with it all the same
+    if preference:  # drivers that have one call their usual governor powersave, and follow the load all the same
         return f"{name or '–'} ({preference})", preference == "power"
     return name, name == "powersave" and read("scaling_driver") != "intel_pstate"
 

@@ -72,7 +72,11 @@ def peak_rss_bytes() -> int:
     """The most memory this process has held."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    import resource
+    try:  # on Linux, getrusage would count what the parent held when it started this process
+        status = Path("/proc/self/status").read_text(encoding="utf-8")
+        return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
+    except (OSError, StopIteration):
+        import resource
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024  # Linux counts in KiB

@@ -19,6 +19,9 @@ class Timing:
     first_s: float
     samples_s: tuple[float, ...]
 
+    def __add__(self, later: "Timing") -> "Timing":
+        return Timing(self.first_s, self.samples_s + later.samples_s)
+
     @property
     def median_s(self) -> float:
         return statistics.median(self.samples_s)

@@ -115,6 +115,7 @@ class Memory:
     activations_bytes: int
     batch_bytes: int
     process_bytes: int = 0  # Python, torch and its libraries
+    pictures_bytes: int = 0  # decoded ones that are kept
 
     @property
     def total_bytes(self) -> int:

@@ -31,6 +31,7 @@ ACCELERATOR_PRICES = (1 / 2e12, 1 / 60e9, 1 / 60e9, 20e-6)
 PRIOR_WEIGHT = 0.05
 
 PROCESS_BYTES = 330 * 2**20  # Python, torch and its libraries, as measured on Linux
+TRAINER_BYTES = 40 * 2**20  # what a training holds that bare steps do not: terminal, log, sensors, held-out pictures
 MARGIN = 0.05  # of the memory, for what no arithmetic sees
 SPREAD_FLOOR = 0.05  # no forecast is surer than this
 RANGE_FACTOR = 2.0  # work per operation up to this far beyond what was measured still counts as between
@@ -55,6 +56,9 @@ class Estimate:
 
     def scaled(self, factor: float) -> "Estimate":
         return replace(self, value=self.value * factor, low=self.low * factor, high=self.high * factor)
+
+    def shifted(self, amount: float) -> "Estimate":
+        return replace(self, value=self.value + amount, low=self.low + amount, high=self.high + amount)
 
     def to_dict(self) -> dict[str, Any]:
         return {"value": self.value, "low": self.low, "high": self.high, "basis": self.basis}
@@ -232,8 +236,9 @@ class CostModel:
         need = cost.training_memory(job.model, job.batch_size, setting.precision, job.text_tokens)
         if setting.device != "cpu":
             return need, Estimate.around(need.total_bytes, 0.3, "prior")
-        samples = [(sample, job) for sample, job in self._samples_of(setting) if sample.peak_bytes]
-        rows = [self._memory_row(setting, one) for _, one in samples]
+        # A peak under another precision calibrates as well: what differs by precision is counted.
+        samples = [(sample, one) for sample, one in self._samples if sample.peak_bytes and sample.device == "cpu"]
+        rows = [self._memory_row(sample.precision, one) for sample, one in samples]
         totals = [float(sample.peak_bytes or 0) for sample, _ in samples]
         process, fixed, kept = fit_prices(rows, totals, (PROCESS_BYTES, 1.0, 1.0))
         calibrated = replace(
@@ -242,7 +247,7 @@ class CostModel:
             gradients_bytes=round(need.gradients_bytes * fixed),
             optimizer_bytes=round(need.optimizer_bytes * fixed),
             activations_bytes=round(need.activations_bytes * kept),
-            process_bytes=round(process),
+            process_bytes=round(process) + TRAINER_BYTES,
         )
         exact = self.measured(setting, job)
         if exact and exact.peak_bytes:
@@ -254,8 +259,8 @@ class CostModel:
         return calibrated, Estimate.around(calibrated.total_bytes, 0.15, basis)
 
     @staticmethod
-    def _memory_row(setting: Setting, job: Job) -> tuple[float, float, float]:
-        need = cost.training_memory(job.model, job.batch_size, setting.precision, job.text_tokens)
+    def _memory_row(precision: str, job: Job) -> tuple[float, float, float]:
+        need = cost.training_memory(job.model, job.batch_size, precision, job.text_tokens)
         return 1.0, need.total_bytes - need.activations_bytes, need.activations_bytes
 
     def largest_batch(self, setting: Setting, job: Job, limit_bytes: float) -> int:

@@ -1,5 +1,6 @@
 """`auto`: which device, precision and number of threads, by forecast, and by measured steps where it is close."""
 
+import importlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -9,6 +10,7 @@ from clipctl.config import TrainConfig
 from clipctl.hardware import cpu, devices
 from clipctl.hardware.devices import HYBRID, Device
 from clipctl.hardware.profile import Profile, load_profile, update_profile
+from clipctl.model import cost
 from clipctl.model.forecast import CostModel, Estimate, Job, Setting, with_margin
 from clipctl.training.trial import probe_rates, sample_of, time_steps
 
@@ -16,9 +18,13 @@ PRECISIONS = ("fp32", "bf16", "fp16")
 SHARE_OF_RUN = 0.02  # of the forecast run may be spent on deciding
 LIMIT_S = 3.0
 LIMIT_WITH_ACCELERATOR_S = 60.0
-STEPS_PER_TRIAL = 4.0  # a first one and three that count
+STEPS_PER_TRIAL = 5.0  # a first one, which takes as long as three, and two that count
+TRIAL_SETUP_S = 0.3  # a model and an optimizer, memory touched for the first time, kernels prepared
+SETUP_S_PER_PARAMETER = 15e-9
+SAMPLES = 2
 PROBE_S = 0.05  # about what knowing the speed of one precision costs
 WORTHWHILE = 1.10  # what departs from the usual must be this much faster
+FEWER_THREADS_LIMIT = 1.3
 AS_BEFORE = "as the run began"
 
 
@@ -39,7 +45,7 @@ class Decision:
     precision: Choice
     threads: Choice
     step_s: Estimate | None  # of what was chosen
-    spent_s: float
+    seconds: float  # that deciding took
     cost_model: CostModel
 
     @property
@@ -80,7 +86,7 @@ class _Decider:
             precision=Choice(precision, precision_reason),
             threads=Choice(threads, threads_reason),
             step_s=self.model.step_s(setting, self.job),
-            spent_s=time.perf_counter() - self.started,
+            seconds=time.perf_counter() - self.started,
             cost_model=self.model,
         )
 
@@ -130,7 +136,9 @@ class _Decider:
         usual = f"one for each of {counts[0]} usable cores"
         if setting.device not in ("cpu", HYBRID) or len(counts) == 1:
             return counts[0], usual
-        options = [replace(setting, threads=count) for count in counts]
+        options = [one for count in counts if self._might_do(one := replace(setting, threads=count), counts[0])]
+        if len(options) == 1:
+            return counts[0], usual
         chosen, reason = self._fastest(options, self._small_jobs(), lambda one: f"{one.threads} threads")
         return chosen.threads, usual if chosen is options[0] else reason
 
@@ -162,12 +170,14 @@ class _Decider:
 
     def _try(self, options: Sequence[Setting], jobs: Sequence[Job]) -> Job | None:
         """Time the first job that can be afforded in the time that is left."""
+        self.started += _import_what_training_imports()
         for job in jobs if len(options) > 1 else ():
             estimates = [self.model.step_s(one, job) for one in options]
             slowest = max((estimate.value for estimate in estimates if estimate), default=math.inf)
             seconds = sum(estimate.value if estimate else slowest for estimate in estimates)
-            if STEPS_PER_TRIAL * seconds <= self._left_s():
-                timings = time_steps(self.config, job, options, limit_s=0.0)
+            setup_s = TRIAL_SETUP_S + SETUP_S_PER_PARAMETER * cost.parameters(job.model)
+            if setup_s + STEPS_PER_TRIAL * seconds <= self._left_s():
+                timings = time_steps(self.config, job, options, limit_s=0.0, min_samples=SAMPLES)
                 self._keep(self.profile.with_steps([sample_of(one, job, timing) for one, timing in timings.items()]))
                 return job
         return None
@@ -194,8 +204,13 @@ class _Decider:
             return best, f"{verb} {known[best].value:.3g} s a step, {name(usual)} {expected.value:.3g} s"
         return usual, f"{verb} {expected.value:.3g} s a step, {name(best)} {known[best].value:.3g} s"
 
+    def _might_do(self, setting: Setting, usual_threads: int) -> bool:
+        """Fewer threads can only win where starting operations takes most of the time."""
+        fewer, usual = (self.model.step_s(one, self.job) for one in (setting, replace(setting, threads=usual_threads)))
+        return fewer is None or usual is None or fewer.value < FEWER_THREADS_LIMIT * usual.value
+
     def _small_jobs(self) -> list[Job]:
-        return [cut(self.job), cut(self.job, batch_size=4)]
+        return [cut(self.job), cut(self.job, batch_size=4), cut(self.job, batch_size=2)]
 
     def _probe(self, settings: Sequence[Setting]) -> bool:
         """Know what a product of matrices reaches under these settings; False where there was no time to find out."""
@@ -227,6 +242,13 @@ class _Decider:
     def _fits(self, setting: Setting) -> bool:
         _, need = self.model.memory(setting, self.job)
         return with_margin(need.value) <= devices.open_device(setting.device).memory_bytes
+
+
+def _import_what_training_imports() -> float:
+    """Seconds that pass until an optimizer can be made the first time. Training pays for them anyway."""
+    started = time.perf_counter()
+    importlib.import_module("torch._dynamo")
+    return time.perf_counter() - started
 
 
 def cut(job: Job, *, batch_size: int | None = None) -> Job:

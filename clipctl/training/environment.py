@@ -43,6 +43,7 @@ def describe_environment(plan: TrainPlan) -> dict[str, Any]:
             "reason": plan.threads.reason,
             "interop": torch.get_num_interop_threads(),
         },
+        "decided_s": plan.decided_s,
         "workers": {"value": plan.workers.value, "reason": plan.workers.reason},
         "loss_floor": plan.loss_floor,
         "notes": list(plan.notes),

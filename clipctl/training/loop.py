@@ -179,6 +179,13 @@ class _Training:
             self.writer.write(metrics.RESUME, {"step": self.first_step, "attempt": self.attempt})
         self.step_log = StepLog(self.writer, plan.device, self.guard)
         self.clock = PhaseClock(plan.device)
+        self.recorder = SystemRecorder(
+            self.writer,
+            plan.device,
+            directory=run.path,
+            with_children=plan.workers.value != 0,
+            heartbeat=lambda: self._status("running"),
+        )
         self.started = self.reported = time.monotonic()
 
     def _restore(self, checkpoint: Checkpoint) -> None:
@@ -207,16 +214,8 @@ class _Training:
         return 1 + max(status.attempt if status else 0, *saved, 0)
 
     def carry_out(self) -> TrainSummary:
-        with_children = self.plan.workers.value != 0
-        recorder = SystemRecorder(
-            self.writer,
-            self.plan.device,
-            directory=self.run.path,
-            with_children=with_children,
-            heartbeat=lambda: self._status("running"),
-        )
         self._status("running")
-        recorder.start()
+        self.recorder.start()
         outcome: State = "failed"
         try:
             self._run_epochs()
@@ -240,7 +239,7 @@ class _Training:
         finally:
             # Each of these happens whatever the others do, and none of them hides how the training itself ended: a
             # device that failed once fails again when it is asked.
-            for last_word in (recorder.stop, self.loader.close, self.step_log.flush):
+            for last_word in (self.recorder.stop, self.loader.close, self.step_log.flush):
                 with suppress(Exception):
                     last_word()
             self._write_end(outcome)
@@ -462,5 +461,9 @@ class _Training:
             best_i2t_r1=self.best.i2t_r1,
             best_t2i_r1=self.best.t2i_r1,
             val_pairs=len(self.plan.val_source),
-            peak_memory_bytes=self.plan.device.allocated_bytes() or peak_rss_bytes(),
+            peak_memory_bytes=self._peak_memory_bytes(),
         )
+
+    def _peak_memory_bytes(self) -> int:
+        """Of the accelerator, by its own account or as far as it was seen; of the process where there is none."""
+        return self.plan.device.peak_bytes() or self.recorder.peak_device_bytes or peak_rss_bytes()

@@ -43,6 +43,7 @@ class TrainPlan:
     step_s: Estimate | None  # seconds of a step, where they can be forecast
     cost_model: CostModel
     job: Job
+    decided_s: float  # what deciding took
     notes: tuple[str, ...]  # what differs from what was asked, and why
     verified: str | None = None  # passed or failed: whether the device computes what the CPU does; None: not compared
 
@@ -113,9 +114,13 @@ def make_plan(asked: TrainConfig, before: Setting | None = None) -> TrainPlan:
         job = replace(job, text_tokens=tokenizer.context)
     memory_split, memory_need = decision.cost_model.memory(decision.setting, job)
 
-    picture_bytes = 3 * config.model.image.size_px**2
+    pictures_bytes = len(split.train) * 3 * config.model.image.size_px**2
     cache_bytes = int(memory.available_bytes() * PICTURE_CACHE_SHARE)
-    cached = len(split.train) * picture_bytes <= cache_bytes
+    cached = pictures_bytes <= cache_bytes
+    if not device.is_accelerator:
+        kept_bytes = min(pictures_bytes, cache_bytes)
+        memory_split = replace(memory_split, pictures_bytes=kept_bytes)
+        memory_need = memory_need.shifted(kept_bytes)
     workers = Choice(*cpu.choose_workers(config.runtime.workers, on_accelerator=device.is_accelerator, cached=cached))
 
     if config.optim.warmup_of(total_steps) >= total_steps and total_steps > 1:
@@ -142,6 +147,7 @@ def make_plan(asked: TrainConfig, before: Setting | None = None) -> TrainPlan:
         step_s=decision.step_s,
         cost_model=decision.cost_model,
         job=job,
+        decided_s=round(decision.seconds, 3),
         notes=tuple(notes),
     )
 

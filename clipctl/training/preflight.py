@@ -48,6 +48,7 @@ class Verification:
     passed: bool
     words: str
     seconds: float
+    system: str = platform.platform()  # a later one may compute otherwise
 
     @property
     def state(self) -> str:

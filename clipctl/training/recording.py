@@ -157,6 +157,7 @@ class SystemRecorder(threading.Thread):
         self._writer, self._device, self._heartbeat = writer, device, heartbeat
         self._sensors = SystemSensors(with_children=with_children, directory=directory)
         self._stopped = threading.Event()
+        self.peak_device_bytes: int | None = None  # the most that was seen; some devices do not remember it themselves
 
     def run(self) -> None:
         last = time.monotonic()
@@ -164,7 +165,10 @@ class SystemRecorder(threading.Thread):
             now = time.monotonic()
             with suppress(Exception):  # a sensor that fails must not look like a trainer that hangs
                 row = self._sensors.read(now - last)
-                self._writer.write(metrics.SYSTEM, {**row, "device_memory_bytes": self._device.allocated_bytes()})
+                held_bytes = self._device.allocated_bytes()
+                if held_bytes is not None:
+                    self.peak_device_bytes = max(held_bytes, self.peak_device_bytes or 0)
+                self._writer.write(metrics.SYSTEM, {**row, "device_memory_bytes": held_bytes})
             last = now
             self._heartbeat()
 

@@ -80,30 +80,43 @@ def sample_of(setting: Setting, job: Job, timing: Timing, peak_bytes: int | None
 
 
 @dataclass(frozen=True)
-class StepMeasurement:
-    timing: Timing
-    peak_bytes: int
+class Task:
+    """Steps to make under several settings."""
+
+    config: TrainConfig
+    job: Job
+    settings: tuple[Setting, ...]
 
 
-def measure_apart(config: TrainConfig, job: Job, setting: Setting, *, limit_s: float) -> StepMeasurement:
+Measured = tuple[dict[Setting, Timing], int]  # timings, and the peak memory until the first setting was through
+
+
+def measure_apart(tasks: Sequence[Task], *, limit_s: float) -> list[Measured]:
     """In a process of its own: its peak memory is that of these steps, and if the system kills it, only it is gone."""
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
         try:
-            return pool.submit(_measure, config, job, setting, limit_s).result()
+            return pool.submit(_measure, tasks, limit_s).result()
         except BrokenProcessPool:
-            raise DeviceError(
-                f"a step at batch size {job.batch_size} was ended by the system, most likely for want of memory"
-            ) from None
+            words = "the steps were ended by the system, most likely for want of memory"
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            raise DeviceError(f"{setting.device} is out of memory at batch size {job.batch_size}") from None
+            words = "out of memory"
+        raise DeviceError(f"{words} at batch size {tasks[-1].job.batch_size} on {tasks[-1].settings[0].device}")
 
 
-def _measure(config: TrainConfig, job: Job, setting: Setting, limit_s: float) -> StepMeasurement:
-    (timing,) = time_steps(config, job, [setting], limit_s=limit_s).values()
-    return StepMeasurement(timing, open_device(setting.device).peak_bytes() or peak_rss_bytes())
+def _measure(tasks: Sequence[Task], limit_s: float) -> list[Measured]:
+    return [_measure_task(task, limit_s) for task in tasks]
+
+
+def _measure_task(task: Task, limit_s: float) -> Measured:
+    first, *others = task.settings
+    timings = time_steps(task.config, task.job, [first], limit_s=limit_s)
+    peak_bytes = open_device(first.device).peak_bytes() or peak_rss_bytes()
+    if others:
+        timings |= time_steps(task.config, task.job, others, limit_s=limit_s)
+    return timings, peak_bytes
 
 
 def probe_rates(device: Device, precision: str, threads: int) -> Rates:
