@@ -21,7 +21,7 @@ from clipctl.training.state import LossScale, TrainState, fresh_state
 from clipctl.training.step import DTYPES, train_step
 
 _TRIAL_LR = 1e-5
-_PROBE_SIDES, _PROBE_CALLS = (64, 256, 512), 6
+_PROBE_SIDES, _PROBE_CALLS = (64, 256, 512), 12
 _PROBE_LIMIT_S = 0.008  # of one product, or the next size is left out: where a precision is emulated it takes seconds
 
 
