@@ -22,6 +22,7 @@ from clipctl.errors import ConfigError, ConfigErrors
 CONFIG_FILE_LIMIT_BYTES = 1_000_000
 
 DeviceName = str  # "auto", "cpu", "mps", "cuda", "cuda:1", "hybrid"
+PRECISIONS = ("fp32", "bf16", "fp16")  # the usual one first
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 LossName = Literal["softmax", "sigmoid"]
 
@@ -127,6 +128,7 @@ class RuntimeConfig:
     precision: Precision = "auto"
     threads: int | None = bounded(None, low=1, high=4096)  # None: chosen for this machine
     workers: int | None = bounded(None, low=0, high=256)  # None: chosen for this machine and data
+    recompute: bool = False  # blocks again in the backward pass instead of keeping what they computed: less memory
 
 
 @dataclass(frozen=True, kw_only=True)

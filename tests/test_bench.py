@@ -18,6 +18,7 @@ from clipctl.bench.steps import CALIBRATION, StepProbe
 from clipctl.cli.app import app
 from clipctl.config import parse_bytes, parse_counts
 from clipctl.errors import DataError
+from clipctl.hardware.devices import open_device
 from clipctl.hardware.profile import Machine, load_profile
 from clipctl.model import cost
 from clipctl.model.forecast import CostModel, Setting
@@ -118,6 +119,7 @@ def test_values_after_one_option_belong_to_it(monkeypatch):
         (["--plot", "bench.pdf"], "neither a .png nor an .svg"),
         (["--threads", "0"], "--threads must be above zero"),
         (["--compare", "nowhere.json"], "no such file: nowhere.json"),
+        (["--save", "no/such/place.json"], "there is no directory no/such"),
     ],
 )
 def test_mistakes_are_named_before_anything_is_measured(arguments, words):
@@ -151,7 +153,7 @@ def test_json_carries_what_other_programs_rely_on(saved):
 
 def test_results_are_kept_for_forecasts(saved):
     profile = load_profile()
-    assert profile.bench is not None and profile.rates and profile.devices[0].kind == "cpu"
+    assert profile.benched_s is not None and profile.rates and profile.devices[0].kind == "cpu"
 
 
 def test_a_picture_is_drawn(saved):
@@ -259,13 +261,14 @@ def test_a_step_is_measured_in_a_process_of_its_own_and_kept():
 def test_a_precision_that_is_emulated_is_left_out():
     peaks = [Peak("cpu", "fp32", 2, 100.0), Peak("cpu", "bf16", 2, 3.0)]
     probe = StepProbe("tiny", 2, precisions=("bf16",))
-    assert steps.measure_probes([[probe]], ["cpu"], 1, peaks).rows == []
+    found = steps.measure_probes([[probe]], ["cpu"], 1, peaks)
+    assert found.rows == [] and found.skipped == ["steps in bf16 on cpu: products are not faster in it"]
 
 
 # --- recommend-device -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", ["-3", "0", "abc", "150X", "1e99", ""])
+@pytest.mark.parametrize("params", ["-3", "0", "abc", "150X", "1e99", "1T", ""])
 def test_numbers_that_are_none_are_refused(params):
     done = invoke("recommend-device", "--params", params)
     assert done.exit_code == 2 and "--params must be" in done.stderr
@@ -333,6 +336,25 @@ def test_a_saved_benchmark_forecasts_like_the_one_that_was_kept():
 @pytest.mark.parametrize("parameters", [100_000, 5_000_000, 50_000_000, 150_000_000, 10**9, 3 * 10**9])
 def test_a_model_of_any_size_can_be_imagined(parameters):
     assert cost.parameters(model_of_size(parameters)) == pytest.approx(parameters, rel=0.1)
+
+
+def test_what_was_measured_for_a_question_answers_it():
+    done = invoke("recommend-device", "--preset", "tiny", "--batch-size", "2", "--measure", "--json")
+    assert done.exit_code == 0, done.output
+    (candidate,) = json.loads(done.stdout)["candidates"]
+    assert (candidate["basis"], candidate["memory_basis"]) == ("measured", "measured")
+
+
+def test_a_wrong_result_is_warned_of():
+    result = replace(row("matmul", gflops=1.0), error=0.3)
+    bench = measure._Bench(measure.BenchRequest(), [], lambda line: None, 0.0)
+    assert any("differs from the CPU's result by 30 %" in words for words in bench._warnings([result], 0.0))
+
+
+def test_a_size_is_judged_by_one_that_takes_long_enough_to_tell():
+    cpu = open_device("cpu")
+    add = next(one for one in operations.OPERATIONS if one.name == "add")
+    assert measure._expected_s(add, 10**7, cpu, "fp32") < 0.5
 
 
 def test_the_bands_are_the_notes():

@@ -15,7 +15,7 @@ from clipctl.hardware.profile import Rates, load_profile, update_profile
 from clipctl.hardware.timing import Timing
 from clipctl.model.forecast import Job, Setting
 from clipctl.training import choice
-from clipctl.training.choice import Decision, cut, decide
+from clipctl.training.choice import Decision, decide
 from clipctl.training.state import LossScale
 from clipctl.training.trial import probe_rates, sample_of, time_steps, trial_batch
 
@@ -128,17 +128,16 @@ def test_a_run_goes_on_as_it_began(machine):
 
 def test_a_cut_job_keeps_every_shape_but_the_depth():
     job = Job(resolve([Layer("test", {"preset": "large"})]).model, 64, 60)
-    small = cut(job, batch_size=4)
+    small = job.cut(batch_size=4)
     assert (small.model.image.depth, small.model.text.depth, small.batch_size) == (2, 2, 4)
-    assert replace(small.model.image, depth=24) == job.model.image and cut(small) == small
+    assert replace(small.model.image, depth=24) == job.model.image and small.cut() == small
 
 
 # --- the real machine -----------------------------------------------------------------------------------------
 
 
 def test_a_decision_is_made_and_what_it_rests_on_is_kept():
-    found = decided(steps=400)
-    assert found.step_s is not None and found.step_s.value > 0
+    decided(steps=400)
     assert {one.precision for one in load_profile().rates} == {"fp32", "bf16", "fp16"}
 
 

@@ -40,9 +40,9 @@ def test_nothing_is_said_beyond_the_sizes_measured(kept, words):
 
 
 def test_the_interval_stays_within_the_sizes():
-    found = crossover("add", "fp32", "mps", "resident", *sides(noise=0.9))
-    if found.size is not None:
-        assert SIZES[0] <= found.low <= found.high <= SIZES[-1]
+    found = crossover("add", "fp32", "mps", "resident", *sides(noise=0.6))
+    assert found.size is not None
+    assert SIZES[0] <= found.low <= found.high <= SIZES[-1]
 
 
 def test_a_device_that_falls_back_again_has_not_won():
@@ -64,6 +64,12 @@ def test_resident_data_and_round_trips_are_judged_apart():
     resident, trip = find_crossovers(rows)
     assert resident.size == pytest.approx(1e5, rel=0.1)
     assert (trip.data, trip.size, trip.words) == ("round trip", None, "none in range: cpu faster up to 1e7")
+
+
+def test_a_device_that_won_in_between_is_not_denied():
+    on_cpu = {1000: [2.0], 10**4: [2.0], 10**5: [0.9]}
+    found = crossover("add", "fp32", "mps", "resident", on_cpu, {size: [1.0] for size in on_cpu})
+    assert found.words == "none in range: cpu faster at 1e5"
 
 
 def test_a_cpu_alone_crosses_nothing():

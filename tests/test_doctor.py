@@ -488,7 +488,7 @@ def test_load_names_the_busiest_program(monkeypatch, cores, verdict):
 def test_bench_tells_its_age(days, words):
     assert "not run yet" in look(checkup.check_bench).value
     saved_s = time.time() - days * 86400
-    assert update_profile(lambda profile: replace(profile, bench={"saved_s": saved_s}))
+    assert update_profile(lambda profile: replace(profile, benched_s=saved_s))
     found = look(checkup.check_bench)
     assert found.verdict == "ok" and words in found.value and load_profile().machine.torch in found.value
 

@@ -63,14 +63,29 @@ def test_a_damaged_file_counts_as_absent_and_is_written_anew(content):
     assert load_profile().steps == (sample(),)
 
 
-@pytest.mark.parametrize("key", ["step_s", "model", "batch_size"])
-def test_a_step_without_sense_damages_the_file(key):
-    update_profile(lambda kept: kept.with_steps([sample()]))
+@pytest.mark.parametrize(
+    ("part", "key", "value"),
+    [
+        ("steps", "step_s", "x"),
+        ("steps", "step_s", 0),
+        ("steps", "model", 3),
+        ("steps", "batch_size", None),
+        ("steps", "peak_bytes", "x"),
+        ("rates", "gflops", "x"),
+        ("rates", "gflops", -1),
+        ("devices", "memory_bytes", []),
+    ],
+)
+def test_numbers_without_sense_damage_the_file(part, key, value):
+    facts = [DeviceFacts("cpu", "some", 10)]
+    update_profile(
+        lambda kept: kept.with_steps([sample()]).with_rates([Rates("cpu", "fp32", 2, 1.0)]).with_devices(facts)
+    )
     path = profile.profile_file(Machine.here())
     document = json.loads(path.read_text())
-    document["steps"][0][key] = "NaN"
+    document[part][0][key] = value
     path.write_text(json.dumps(document))
-    assert load_profile().steps == ()
+    assert load_profile() == Profile(Machine.here())
 
 
 def test_another_machine_or_torch_has_a_file_of_its_own():

@@ -39,7 +39,8 @@ def crossover(operation: str, dtype: str, device: str, data: str, on_cpu: Sample
     size = crossing(sizes, ratios)
     if size is None:
         winner = device if ratios[-1] > 1 else "cpu"
-        where = f"up to {sizes[-1]:.0e}" if winner == "cpu" else f"from {sizes[0]:.0e} on"
+        is_steady = winner == device or max(ratios) <= 1
+        where = f"from {sizes[0]:.0e} on" if winner == device else f"{'up to' if is_steady else 'at'} {sizes[-1]:.0e}"
         words = f"none in range: {winner} faster {where}".replace("e+0", "e")
         return Crossover(operation, dtype, device, data, None, None, None, words)
     low, high = bootstrap(sizes, on_cpu, on_device)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -12,14 +13,15 @@ from clipctl.bench import operations
 from clipctl.bench.crossover import find_crossovers
 from clipctl.bench.operations import OPERATIONS, Operation
 from clipctl.bench.overhead import measure_overhead
-from clipctl.bench.results import DTYPE_NAMES, SUITES, BenchResult, Overhead, Peak, Row
+from clipctl.bench.results import SUITES, BenchResult, Overhead, Peak, Row
 from clipctl.bench.steps import CALIBRATION, StepProbe, measure_probes
+from clipctl.config import PRECISIONS
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import devices
 from clipctl.hardware.devices import Device
 from clipctl.hardware.memory import keep_freed_memory
 from clipctl.hardware.profile import Machine, Rates, now_s, update_profile
-from clipctl.hardware.sensors import OtherLoad
+from clipctl.hardware.sensors import BUSY_CORES, OtherLoad
 from clipctl.hardware.timing import Stopwatch, Timing, time_in_turns
 from clipctl.training.step import DTYPES
 from clipctl.training.trial import probe_rates
@@ -28,11 +30,12 @@ DEFAULT_SIZES = (100_000, 1_000_000, 10_000_000)
 CASE_LIMIT_S = 0.8  # for one operation of one size under one setting
 CALL_LIMIT_S = 0.6  # a call that would take longer is left out
 PILOT_SIZE = 256 * 256
+TELLING_S = 0.005
 PEAK_SIDES = (512, 1024, 2048)
 BANDWIDTH_ELEMENTS = 32 * 2**20  # 128 MiB each: beyond any cache
 CACHE_GB = 0.1  # what moves more than this does not do so from a cache
+WRONG_ERROR = 1e-3  # in fp32 two devices differ by less
 LAUNCH_BOUND = 3.0  # launch-bound: faster than this many times an operation on one number
-BUSY_CORES = 0.2
 
 Tell = Callable[[str], None]
 
@@ -42,7 +45,7 @@ class BenchRequest:
     sizes: tuple[int, ...] = DEFAULT_SIZES
     suites: tuple[str, ...] = SUITES
     devices: tuple[str, ...] | None = None  # None: all
-    dtypes: tuple[str, ...] = DTYPE_NAMES
+    dtypes: tuple[str, ...] = PRECISIONS
     threads: tuple[int, ...] | None = None  # None: one, and one for each core
     probes: tuple[StepProbe, ...] = ()
 
@@ -91,6 +94,7 @@ class _Bench:
         self.request, self.places, self.tell, self.started = request, places, tell, started
         self.cores = Machine.here().cores
         self.threads = request.threads or tuple(dict.fromkeys((self.cores, 1)))
+        self.most = max(self.threads)
         self.skipped: list[str] = []
         self.peaks: list[Peak] = []
         self.overheads: list[Overhead] = []
@@ -111,7 +115,7 @@ class _Bench:
             self.peaks = self.peaks or [peak for place in self.places for peak in self._quick_peaks(place)]
             labels = [place.label for place in self.places]
             groups = [(probe,) for probe in self.request.probes] or CALIBRATION
-            probes = measure_probes(groups, labels, self.cores, self.peaks, self.tell)
+            probes = measure_probes(groups, labels, self.most, self.peaks, self.tell)
             rows += probes.rows
             self.skipped += probes.skipped
         result = BenchResult(
@@ -131,6 +135,10 @@ class _Bench:
     def _warnings(self, rows: list[Row], other_cores: float) -> Iterator[str]:
         if other_cores > BUSY_CORES:
             yield f"other programs kept {other_cores:.1f} cores busy meanwhile: close them and measure again"
+        for row in rows:
+            if row.error is not None and row.dtype == "fp32" and not row.error <= WRONG_ERROR:
+                words = f"{row.operation} of {row.size:,} on {row.device}"
+                yield f"{words} differs from the CPU's result by {100 * row.error:.3g} %"
         if noisy := [row for row in rows if row.is_noisy]:
             yield (
                 f"{len(noisy)} of {len(rows)} results spread by more than 10 %: the machine was not quiet "
@@ -138,36 +146,34 @@ class _Bench:
             )
 
     def _keep(self, result: BenchResult) -> None:
-        launches = {one.device: one.launch_s for one in self.overheads}
-        rates = [
-            Rates(one.device, one.dtype, one.threads, one.gflops, one.gbytes_per_s, launches.get(one.device))
-            for one in self.peaks
-        ]
+        rates = [Rates(one.device, one.dtype, one.threads, one.gflops) for one in self.peaks]
         facts = devices.facts()
-        update_profile(lambda profile: replace(profile.with_rates(rates).with_devices(facts), bench=result.to_dict()))
+        update_profile(lambda kept: replace(kept.with_rates(rates).with_devices(facts), benched_s=result.saved_s))
 
     # --- the roof -------------------------------------------------------------------------------------------------
 
     def _peaks(self, place: Device) -> Iterator[Peak]:
         """The best product in each precision, the best copy from memory to memory."""
-        torch.set_num_threads(self.cores)
+        torch.set_num_threads(self.most)
         gbytes_per_s = _bandwidth(place)
         for dtype in self.request.dtypes:
             best, call_s, flops = 0.0, 0.0, 1.0
-            for side in (64, *PEAK_SIDES):
-                if call_s * (2 * side**3 / flops) > CALL_LIMIT_S / 10:
-                    break
-                matrix = torch.randn(side, side).to(place.image, DTYPES[dtype])
-                watch = Stopwatch(partial(torch.mm, matrix, matrix), place.synchronize)
-                timing = time_in_turns({"": watch}, limit_s=0.2)[""]
-                call_s, flops = timing.median_s, 2.0 * side**3
-                best = max(best, flops / call_s / 1e9)
-            yield Peak(place.label, dtype, self.cores, best, gbytes_per_s)
+            with suppress(RuntimeError, TypeError):  # a precision that the device does not know
+                for side in (64, *PEAK_SIDES):
+                    if call_s * (2 * side**3 / flops) > CALL_LIMIT_S / 10:
+                        break
+                    matrix = torch.randn(side, side).to(place.image, DTYPES[dtype])
+                    watch = Stopwatch(partial(torch.mm, matrix, matrix), place.synchronize)
+                    timing = time_in_turns({"": watch}, limit_s=0.2)[""]
+                    call_s, flops = timing.median_s, 2.0 * side**3
+                    best = max(best, flops / call_s / 1e9)
+            if best:
+                yield Peak(place.label, dtype, self.most, best, gbytes_per_s)
 
     def _quick_peaks(self, place: Device) -> Iterator[Peak]:
         """Enough to know which precisions are worth a step."""
-        for dtype in self.request.dtypes:
-            yield Peak(place.label, dtype, self.cores, probe_rates(place, dtype, self.cores).gflops)
+        for dtype in dict.fromkeys(("fp32", *self.request.dtypes)):
+            yield Peak(place.label, dtype, self.most, probe_rates(place, dtype, self.most).gflops)
 
     # --- operations -----------------------------------------------------------------------------------------------
 
@@ -177,33 +183,38 @@ class _Bench:
         cases = [case for operation in chosen for case in self._cases(operation)]
         together = sum(operations.need_bytes(size) for _, size in dict.fromkeys((c.operation, c.size) for c in cases))
         free = min(place.memory_bytes for place in self.places)
-        groups = [cases] if together < free / 4 else [[case] for case in cases]
+        by_size: dict[tuple[str, int], list[_Case]] = {}
+        for case in cases:
+            by_size.setdefault((case.operation.name, case.size), []).append(case)
+        groups = [cases] if together < free / 4 else list(by_size.values())
         rows = [row for group in groups for row in self._measure(group)]
         return sorted(rows, key=lambda row: ([one.name for one in chosen].index(row.operation), row.size))
 
     def _variants(self) -> list[tuple[Device, str, int]]:
         """Every precision at the most threads; other numbers of threads in the first precision, on the CPU."""
-        first, most = self.request.dtypes[0], max(self.threads)
-        found = [(place, dtype, most) for place in self.places for dtype in self.request.dtypes]
+        first = self.request.dtypes[0]
+        found = [(place, dtype, self.most) for place in self.places for dtype in self.request.dtypes]
         on_cpu = [place for place in self.places if not place.is_accelerator]
-        return found + [(place, first, count) for place in on_cpu for count in self.threads if count != most]
+        return found + [(place, first, count) for place in on_cpu for count in self.threads if count != self.most]
 
     def _cases(self, operation: Operation) -> Iterator[_Case]:
-        """What can be afforded, judged by a small size before a larger one is tried."""
-        sizes = sorted(self.request.sizes)
+        """What can be afforded, judged by smaller sizes before a larger one is tried."""
         for place, dtype, threads in self._variants():
             torch.set_num_threads(threads)
-            pace = _pace(operation, min(PILOT_SIZE, sizes[0]), place, dtype)
-            for size in sizes:
+            for size in sorted(self.request.sizes):
                 case = _Case(operation, size, place, dtype, threads)
-                call_s = pace * _amount(operation, size)
-                if call_s * threads / max(self.threads) > CALL_LIMIT_S:
+                try:
+                    call_s = _expected_s(operation, size, place, dtype)
+                except (RuntimeError, TypeError) as error:
+                    self.skipped.append(f"{case.name}: {str(error).strip().splitlines()[0]}")
+                    break
+                if call_s * threads / self.most > CALL_LIMIT_S:
                     self.skipped.append(f"{case.name}: a call would take about {call_s:.2g} s")
                     break
                 yield case
 
     def _measure(self, cases: Sequence[_Case]) -> Iterator[Row]:
-        works, trips, errors = {}, {}, {}
+        works, trips, results = {}, {}, {}
         operands: dict[tuple[str, int], tuple[Tensor, ...]] = {}
         references: dict[tuple[str, int], Tensor] = {}
         for case in cases:
@@ -214,7 +225,7 @@ class _Bench:
             here = tuple(operand.to(DTYPES[case.dtype]) for operand in operands[key])
             there = tuple(operand.to(case.place.image) for operand in here)
             works[case.name] = Stopwatch(partial(case.operation.run, *there), case.place.synchronize)
-            errors[case.name] = _error(case.operation.run(*there), references[key])
+            results[case.name] = partial(case.operation.run, *there)
             if case.place.is_accelerator:
                 trip = partial(_round_trip, case.operation, here, case.place)
                 trips[f"{case.name}, round trip"] = Stopwatch(trip, case.place.synchronize)
@@ -226,7 +237,8 @@ class _Bench:
 
         timings = time_in_turns({**works, **trips}, limit_s=CASE_LIMIT_S, before_round=prepare)
         for case in cases:
-            yield self._row(case, timings[case.name], timings.get(f"{case.name}, round trip"), errors[case.name])
+            error = _error(results[case.name](), references[case.operation.name, case.size])
+            yield self._row(case, timings[case.name], timings.get(f"{case.name}, round trip"), error)
 
     def _row(self, case: _Case, timing: Timing, trip: Timing | None, error: float) -> Row:
         seconds = timing.median_s
@@ -294,11 +306,16 @@ def _bandwidth(place: Device) -> float:
     return 3 * 4 * BANDWIDTH_ELEMENTS / seconds / 1e9
 
 
-def _pace(operation: Operation, size: int, place: Device, dtype: str) -> float:
-    """Seconds per unit of `_amount`, from a small case."""
-    there = tuple(operand.to(place.image, DTYPES[dtype]) for operand in operation.operands(size))
-    watch = Stopwatch(partial(operation.run, *there), place.synchronize)
-    return min(watch.sample() for _ in range(3)) / _amount(operation, size)
+def _expected_s(operation: Operation, size: int, place: Device, dtype: str) -> float:
+    """About how long a call takes, from smaller ones: they grow until one takes long enough to tell."""
+    pilot = PILOT_SIZE
+    while True:
+        there = tuple(operand.to(place.image, DTYPES[dtype]) for operand in operation.operands(min(pilot, size)))
+        watch = Stopwatch(partial(operation.run, *there), place.synchronize)
+        seconds = min(watch.sample() for _ in range(2))
+        if pilot >= size or seconds > TELLING_S:
+            return seconds * _amount(operation, size) / _amount(operation, min(pilot, size))
+        pilot *= 8
 
 
 def _amount(operation: Operation, size: int) -> float:

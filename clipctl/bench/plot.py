@@ -21,10 +21,12 @@ def draw(result: BenchResult, path: Path) -> None:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
+    if not result.results:
+        raise ConfigError("nothing was measured, so there is nothing to draw")
     micro = [row for row in result.results if row.suite != "step"]
     steps = [row for row in result.results if row.suite == "step"]
     names = list(dict.fromkeys(row.operation for row in micro))
-    settings = list(dict.fromkeys(_setting(row) for row in result.results))
+    settings = list(dict.fromkeys(row.setting for row in result.results))
     colours = {setting: f"C{number % 10}" for number, setting in enumerate(settings)}
     panels = len(names) + bool(steps)
     columns = min(2, panels)
@@ -44,15 +46,11 @@ def draw(result: BenchResult, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _setting(row: Row) -> str:
-    return f"{row.device} {row.dtype}" + (f" ×{row.threads}" if row.device == "cpu" else "")
-
-
 def _draw_operation(axis: "Axes", result: BenchResult, rows: list[Row], colours: dict[str, str]) -> None:
     counts_flops = rows[0].gflops is not None
     scale = "gflops" if counts_flops else "gbytes_per_s"
-    for setting in dict.fromkeys(_setting(row) for row in rows):
-        line = [row for row in rows if _setting(row) == setting]
+    for setting in dict.fromkeys(row.setting for row in rows):
+        line = [row for row in rows if row.setting == setting]
         values = [getattr(row, scale) for row in line]
         # A time within median ± IQR/2 is a speed within these.
         spread = [value * min(0.9, row.iqr_s / row.median_s / 2) for value, row in zip(values, line, strict=True)]
@@ -71,7 +69,7 @@ def _draw_operation(axis: "Axes", result: BenchResult, rows: list[Row], colours:
 def _draw_steps(axis: "Axes", rows: list[Row], colours: dict[str, str]) -> None:
     labels = [f"{row.operation}, {row.size} pairs, {row.dtype}" for row in rows]
     speeds = [row.size / row.median_s for row in rows]
-    bars = axis.barh(range(len(rows)), speeds, color=[colours[_setting(row)] for row in rows])
+    bars = axis.barh(range(len(rows)), speeds, color=[colours[row.setting] for row in rows])
     axis.bar_label(bars, [f"{speed:.3g}" for speed in speeds], fontsize=7, padding=2)
     axis.set_yticks(range(len(rows)), labels, fontsize=7)
     axis.invert_yaxis()

@@ -11,12 +11,20 @@ from clipctl.errors import ConfigError
 from clipctl.hardware import memory
 from clipctl.hardware.profile import DeviceFacts, Profile, Rates, StepSample
 from clipctl.model import cost
-from clipctl.model.forecast import CostModel, Estimate, Job, Setting, prior_speedup, with_margin
+from clipctl.model.forecast import (
+    ASSUMED_TEXT_TOKENS,
+    WORTHWHILE,
+    CostModel,
+    Estimate,
+    Job,
+    Setting,
+    prior_speedup,
+    with_margin,
+)
 
 ASSUMED_PAIRS = 10_000
-ASSUMED_TEXT_TOKENS = 60
-WORTHWHILE = 1.10
 SYSTEM_BYTES = 2 * 2**30  # of a machine's memory is taken by its system and other programs
+SIZE_TOLERANCE = 0.2
 METAL_SHARE = 2 / 3  # of an Apple machine's memory that its GPU may take
 
 # The notes' table: a band of sizes, one that stands for it, and what they advise.
@@ -42,7 +50,9 @@ class Question:
 
     @property
     def job(self) -> Job:
-        return Job(self.model, self.batch_size, min(self.text_tokens, self.model.text.context))
+        text = replace(self.model.text, vocab_size=self.model.text.vocab_size or cost.ASSUMED_VOCAB_SIZE)
+        model = replace(self.model, text=text)
+        return Job(model, self.batch_size, min(self.text_tokens, text.context))
 
 
 @dataclass(frozen=True)
@@ -153,12 +163,13 @@ def _places(question: Question, profile: Profile) -> list[tuple[DeviceFacts, boo
     here = {facts.kind: facts for facts in profile.devices}
     asked = question.devices or tuple(here) or ("cpu",)
     found = []
-    for kind in asked:
+    for name in asked:
+        kind = next((known for known in here if name in (known, known.split(":")[0])), name)
         if kind not in here and kind.split(":")[0] not in ("cpu", "mps", "cuda"):
             raise ConfigError(f"unknown device {kind!r}", f"here: {', '.join(here)}; mps and cuda can be imagined")
         is_imagined = kind not in here or question.memory_bytes is not None
-        name = here[kind].name if kind in here else f"an imagined {kind}"
-        found.append((DeviceFacts(kind, name, _available(kind, question.memory_bytes, here)), is_imagined))
+        title = here[kind].name if kind in here else f"an imagined {kind}"
+        found.append((DeviceFacts(kind, title, _available(kind, question.memory_bytes, here)), is_imagined))
     return found
 
 
@@ -218,13 +229,16 @@ def _choose(candidates: Sequence[Candidate], question: Question) -> tuple[str | 
         return None, "high", f"it fits nowhere at batch {question.batch_size}: {way_out}"
     timed = sorted((one for one in fitting if one.step_s), key=lambda one: one.step_s.value)  # type: ignore[union-attr]
     unknown = [one for one in fitting if not one.step_s]
-    if unknown:
-        return unknown[0].device, "low", f"nothing was measured on {unknown[0].device}; --measure would tell"
+    for one in unknown:
+        if not timed or not one.simulated:  # what is there is usually there because it is fast
+            return one.device, "low", f"nothing was measured on {one.device}; --measure would tell"
     best = timed[0]
     assert best.step_s is not None
-    if len(fitting) == 1:
+    if len(timed) == 1:
         others = [one.device for one in candidates if not one.fits]
         words = f"it does not fit on {', '.join(others)}" if others else "there is no other device"
+        if unknown:
+            words = f"of {', '.join(one.device for one in unknown)} nothing is known"
         return best.device, _confidence(best.step_s, None), words
     second = timed[1]
     assert second.step_s is not None
@@ -280,12 +294,15 @@ def _assumptions(question: Question, profile: Profile, candidates: Sequence[Cand
 
 
 def model_of_size(parameters: int) -> ModelConfig:
-    """Like the preset that is nearest in size, made wider or narrower until the number fits."""
+    """Like the preset that is nearest in size, made wider or narrower until the number fits. Raises ValueError where
+    no width does."""
     nearest = best = nearest_preset(parameters).model
-    for percent in range(10, 300):
+    for percent in range(5, 1000):
         scaled = _scaled(nearest, percent / 100)
         if abs(cost.parameters(scaled) - parameters) < abs(cost.parameters(best) - parameters):
             best = scaled
+    if abs(cost.parameters(best) / parameters - 1) > SIZE_TOLERANCE:
+        raise ValueError(f"a size that a CLIP model can have; the nearest is {cost.parameters(best):,}")
     return best
 
 
@@ -321,6 +338,7 @@ def profile_of(result: BenchResult) -> Profile:
         for row in result.results
         if row.model and row.text_tokens
     ]
-    rates = [Rates(one.device, one.dtype, one.threads, one.gflops, one.gbytes_per_s) for one in result.peaks]
+    rates = [Rates(one.device, one.dtype, one.threads, one.gflops) for one in result.peaks]
+    # What they have free is not known: whoever asks imagines a machine with as much memory.
     facts = [DeviceFacts(device, device, 0) for device in dict.fromkeys(row.device for row in result.results)]
     return Profile(result.machine).with_steps(steps).with_rates(rates).with_devices(facts)

@@ -1,7 +1,6 @@
 """What a benchmark found, as data that outlives it. No torch."""
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,6 @@ SCHEMA = "clipctl.bench/1"
 LIMIT_BYTES = 50_000_000
 NOISY_SPREAD = 0.10
 SUITES = ("elementwise", "matmul", "attention", "step")
-DTYPE_NAMES = ("fp32", "bf16", "fp16")
 
 
 @dataclass(frozen=True)
@@ -41,6 +39,11 @@ class Row:
     peak_bytes: int | None = None  # of a step
     text_tokens: int | None = None
     model: dict[str, Any] | None = None  # of a step, by dotted key
+
+    @property
+    def setting(self) -> str:
+        """cpu fp32 ×2, mps fp16."""
+        return f"{self.device} {self.dtype}" + (f" ×{self.threads}" if self.device == "cpu" else "")
 
     @property
     def is_noisy(self) -> bool:
@@ -160,11 +163,3 @@ def compare(now: BenchResult, before: BenchResult) -> list[Change]:
 
 def _key(row: Row) -> tuple[Any, ...]:
     return row.suite, row.operation, row.device, row.dtype, row.size, row.threads
-
-
-def variants(rows: Sequence[Row]) -> dict[tuple[str, int], list[Row]]:
-    """Rows of the same operation and size, together."""
-    groups: dict[tuple[str, int], list[Row]] = {}
-    for row in rows:
-        groups.setdefault((row.operation, row.size), []).append(row)
-    return groups

@@ -5,18 +5,16 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from clipctl.bench.results import Peak, Row
-from clipctl.config import Layer, TrainConfig, resolve
+from clipctl.config import PRECISIONS, Layer, TrainConfig, resolve
 from clipctl.errors import DeviceError
 from clipctl.hardware import cpu
-from clipctl.hardware.devices import labels
+from clipctl.hardware.devices import labels, open_device
 from clipctl.hardware.profile import StepSample, keep_steps, load_profile
 from clipctl.hardware.timing import Timing
-from clipctl.model.forecast import CostModel, Job, Setting, model_keys
-from clipctl.training.choice import cut
+from clipctl.model.cost import ASSUMED_VOCAB_SIZE
+from clipctl.model.forecast import ASSUMED_TEXT_TOKENS, CostModel, Job, Setting, model_keys
 from clipctl.training.trial import Task, measure_apart, sample_of
 
-TEXT_TOKENS = 60  # of the longest caption in a batch of the built-in data
-VOCAB_SIZE = 33
 STEP_LIMIT_S = 0.5
 PROMISING = 1.2  # another precision is stepped through if its products are this much faster
 
@@ -40,27 +38,26 @@ class StepProbe:
         if self.depths:
             values |= {"model.image.depth": self.depths[0], "model.text.depth": self.depths[1]}
         config = resolve([Layer("bench", values)])
-        text = replace(config.model.text, vocab_size=config.model.text.vocab_size or VOCAB_SIZE)
+        text = replace(config.model.text, vocab_size=config.model.text.vocab_size or ASSUMED_VOCAB_SIZE)
         return replace(config, model=replace(config.model, text=text))
 
     @property
     def job(self) -> Job:
         config = self.config
-        return Job(config.model, self.batch_size, min(TEXT_TOKENS, config.model.text.context))
+        return Job(config.model, self.batch_size, min(ASSUMED_TEXT_TOKENS, config.model.text.context))
 
 
 # What forecasts are calibrated with: small and wide models, small and large batches, few and many weights. Wide models
 # are cut to two or three blocks, because a block costs what a block costs, however many there are. Quick ones are
 # measured again and again in between: a laptop is slower in one minute than in the next.
-_ALL = ("fp32", "bf16", "fp16")
-_QUICK = tuple(StepProbe("tiny", batch_size, precisions=_ALL) for batch_size in (2, 16, 48))
+_QUICK = tuple(StepProbe("tiny", batch_size, precisions=PRECISIONS) for batch_size in (2, 16, 48))
 CALIBRATION = (
     _QUICK,
-    (StepProbe("small", 2, precisions=_ALL),),
+    (StepProbe("small", 2, precisions=PRECISIONS),),
     _QUICK,
-    (StepProbe("small", 8, (2, 2), precisions=_ALL),),
+    (StepProbe("small", 8, (2, 2), precisions=PRECISIONS),),
     _QUICK,
-    (StepProbe("small", 24, (3, 1), precisions=_ALL),),
+    (StepProbe("small", 24, (3, 1), precisions=PRECISIONS),),
     _QUICK,
 )
 
@@ -82,6 +79,10 @@ def measure_probes(
     results = ProbeResults()
     timings: dict[tuple[StepProbe, Setting], Timing] = {}
     peaks_bytes: dict[tuple[StepProbe, Setting], int] = {}
+    asked = dict.fromkeys(precision for group in groups for probe in group for precision in probe.precisions)
+    for device, precision in itertools.product(devices, asked):
+        if not _is_promising(device, precision, peaks):
+            results.skipped.append(f"steps in {precision} on {device}: products are not faster in it")
     for group, device in itertools.product(groups, devices):
         tasks = {
             probe: Task(probe.config, probe.job, settings)
@@ -146,14 +147,13 @@ def measure_job(
     job: Job, precision: str, devices: Sequence[str] | None, tell: Callable[[str], None] = lambda line: None
 ) -> None:
     """Make real steps of a job on every device; where one would take too long, of two blocks of each tower."""
-    text = replace(job.model.text, vocab_size=job.model.text.vocab_size or VOCAB_SIZE)
-    job = replace(job, model=replace(job.model, text=text))
     config = replace(resolve([]), model=job.model)
     threads, samples = cpu.usable_cores(), list[StepSample]()
-    for device in devices or labels():
+    for name in devices or labels():
+        device = open_device(name).label
         setting = Setting(device, "fp32" if precision == "auto" else precision, threads)
         step = CostModel(load_profile()).step_s(setting, job)
-        chosen = cut(job) if step is None or step.value > AFFORDABLE_STEP_S else job
+        chosen = job.cut() if step is None or step.value > AFFORDABLE_STEP_S else job
         tell(f"steps of batch {chosen.batch_size} in {setting.precision} on {device}")
         ((timings, peak_bytes),) = measure_apart([Task(config, chosen, (setting,))], limit_s=STEP_LIMIT_S)
         samples.append(sample_of(setting, chosen, timings[setting], peak_bytes))

@@ -30,7 +30,7 @@ def bench(
     """Measure what this machine does best: operations, precisions, threads, training steps."""
     if json:
         format = "json"
-    check_output(format, plot)
+    check_output(format, save, plot)
     from clipctl.bench import results
 
     before = results.load_result(compare) if compare else None
@@ -54,12 +54,15 @@ def bench(
         plotting.draw(result, plot)
 
 
-def check_output(format: str, plot: Path | None) -> None:
+def check_output(format: str, save: Path | None, plot: Path | None) -> None:
     """Before anything is measured."""
     if format not in FORMATS:
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
     if plot and plot.suffix.lower() not in PICTURES:
         raise ConfigError(f"--plot {plot} is neither a .png nor an .svg file")
+    for flag, path in (("--save", save), ("--plot", plot)):
+        if path and not path.absolute().parent.is_dir():
+            raise ConfigError(f"{flag} {path}: there is no directory {path.parent}")
 
 
 def parse_request(
@@ -110,10 +113,10 @@ def parse_request(
 
 
 def _known() -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
-    from clipctl.bench.results import DTYPE_NAMES, SUITES
-    from clipctl.config import PRESETS
+    from clipctl.bench.results import SUITES
+    from clipctl.config import PRECISIONS, PRESETS
 
-    return tuple(PRESETS), DTYPE_NAMES, SUITES
+    return tuple(PRESETS), PRECISIONS, SUITES
 
 
 def _counts(flag: str, texts: list[str] | None, problems: list[ConfigError]) -> tuple[int, ...] | None:

@@ -61,7 +61,7 @@ def cells(row: Row) -> tuple[str, ...]:
     return (
         row.operation,
         size_name(row.size),
-        where(row),
+        row.setting,
         render.seconds(row.median_s),
         render.percent(row.iqr_s / row.median_s),
         _number(row.gflops),
@@ -69,11 +69,6 @@ def cells(row: Row) -> tuple[str, ...]:
         render.percent(row.roof_share),
         row.bound or "–",
     )
-
-
-def where(row: Row) -> str:
-    """cpu fp32 ×2, mps fp16."""
-    return f"{row.device} {row.dtype}" + (f" ×{row.threads}" if row.device == "cpu" else "")
 
 
 def _number(value: float | None) -> str:
@@ -119,7 +114,7 @@ def _step_table(result: BenchResult) -> Text | None:
         (
             row.operation,
             str(row.size),
-            where(row),
+            row.setting,
             render.seconds(row.median_s),
             render.percent(row.iqr_s / row.median_s),
             _number(row.size / row.median_s),
@@ -165,8 +160,7 @@ def findings(result: BenchResult) -> Iterator[str]:
         at_largest = [row for row in rows if row.size == largest]
         yield from _precision_words(at_largest)
         yield from _thread_words(at_largest)
-    steps = {row.device for row in result.results}
-    if steps == {"cpu"}:
+    if {row.device for row in result.results} == {"cpu"}:
         yield "crossover   nothing to cross over: the CPU is the only device measured"
     for one in result.crossover:
         yield f"crossover   {one.operation} {one.dtype}, {one.data}: {one.words}"

@@ -62,6 +62,16 @@ Workers = Annotated[
     str | None,
     _option("--workers", "Processes that prepare pictures; default: chosen.", _MACHINE, "N", "CLIPCTL_WORKERS"),
 ]
+Recompute = Annotated[
+    bool,
+    typer.Option(
+        "--recompute",
+        metavar="",
+        help="Much less memory for a third more work.",
+        rich_help_panel=_MACHINE,
+        show_default=False,
+    ),
+]
 RunsDir = Annotated[
     str | None, _option("--runs-dir", "Where runs are kept; default: ./runs.", _RUN, "DIR", "CLIPCTL_RUNS")
 ]

@@ -1,5 +1,6 @@
 """clipctl recommend-device"""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,12 @@ def recommend_device(
 
     if results and measure:
         raise ConfigError("--results is of another machine and --measure of this one: choose one")
-    profile = saved_profile(results) if results else known_profile(question, measure=measure)
+    if results:
+        profile = saved_profile(results)
+        memory_bytes = question.memory_bytes or profile.machine.memory_gib * 2**30
+        question = replace(question, memory_bytes=memory_bytes)
+    else:
+        profile = known_profile(question, measure=measure)
     answer = recommend(question, profile)
     if json:
         render.print_json("recommend-device", answer.to_dict())
@@ -56,8 +62,7 @@ def parse_question(
 ) -> "Question":
     """What was typed, checked; all mistakes at once."""
     from clipctl.bench.recommend import Question, model_of_size, nearest_preset
-    from clipctl.bench.results import DTYPE_NAMES
-    from clipctl.config import Layer, load_yaml, parse_bytes, parse_count, resolve
+    from clipctl.config import PRECISIONS, Layer, load_yaml, parse_bytes, parse_count, resolve
 
     problems: list[ConfigError] = []
 
@@ -67,15 +72,20 @@ def parse_question(
         except (ValueError, OverflowError) as error:
             problems.append(ConfigError(f"{flag} must be {error}, got {text!r}"))
             return None
-        if value is not None and not low <= value <= 10**15:
+        if value is not None and value < low:
             problems.append(ConfigError(f"{flag} must be {low:,} or more, got {text!r}"))
+            return None
         return value
 
     count = number("--params", params, 10_000)
+    try:
+        imagined = model_of_size(count) if count else None
+    except ValueError as error:
+        problems.append(ConfigError(f"--params must be {error}, got {params!r}"))
     batch, pair_count = number("--batch-size", batch_size, 2), number("--pairs", pairs, 2)
     memory_bytes = number("--memory", memory, 2**20, parse_bytes)
-    if precision not in ("auto", *DTYPE_NAMES):
-        problems.append(ConfigError(f"--precision must be one of auto, {', '.join(DTYPE_NAMES)}, got {precision!r}"))
+    if precision not in ("auto", *PRECISIONS):
+        problems.append(ConfigError(f"--precision must be one of auto, {', '.join(PRECISIONS)}, got {precision!r}"))
     if sum(one is not None for one in (params, preset, config)) != 1:
         problems.append(ConfigError("name one model: --params 150M, --preset small or --config FILE"))
     if problems:
@@ -83,7 +93,7 @@ def parse_question(
     layers = [load_yaml(config)] if config else [Layer("--preset", {"preset": preset})] if preset else []
     settings = nearest_preset(count) if count else resolve(layers)
     return Question(
-        model=model_of_size(count) if count else settings.model,
+        model=imagined or settings.model,
         batch_size=batch or settings.train.batch_size,
         precision=precision,
         memory_bytes=memory_bytes,

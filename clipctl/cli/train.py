@@ -53,6 +53,7 @@ def train(
     precision: options.Precision = None,
     threads: options.Threads = None,
     workers: options.Workers = None,
+    recompute: options.Recompute = False,
     runs_dir: options.RunsDir = None,
     name: options.Name = None,
     resume: options.Resume = None,
@@ -81,6 +82,7 @@ def train(
         "--precision": ("runtime.precision", precision),
         "--threads": ("runtime.threads", threads),
         "--workers": ("runtime.workers", workers),
+        "--recompute": ("runtime.recompute", "true" if recompute else None),
     }
     layers = asked_layers(config, flags, set or [])
 
@@ -108,7 +110,7 @@ def train(
     place, copies = (run.path, 1) if checkpoint else (root, 2)  # a run that has one needs room for one more
     if problem := plan.memory_problem() or plan.disk_problem(disk.free_bytes(place), copies):
         raise problem
-    plan = verified_plan(plan, console, allow_unverified=allow_unverified_device)
+    plan = verified_plan(plan, console, allow_unverified=allow_unverified_device, may_change=resume is None)
     if resume is None:
         run = RunDir.create(root, plan.config.preset, name)
     elif resumption.is_finished:
@@ -137,8 +139,10 @@ def asked_layers(file: Path | None, flags: dict[str, tuple[str, str | None]], as
     return [*layers, parse_assignments(assignments)]
 
 
-def verified_plan(plan: "TrainPlan", console: Console, *, allow_unverified: bool) -> "TrainPlan":
-    """The plan with the word whether its device computes what the CPU does; an error where it does not."""
+def verified_plan(plan: "TrainPlan", console: Console, *, allow_unverified: bool, may_change: bool) -> "TrainPlan":
+    """The plan with the word whether its device computes what the CPU does. Where it does not, `auto` falls back to the
+    CPU if the run has not begun yet; a device that was asked for is an error."""
+    from clipctl.training.plan import make_plan
     from clipctl.training.preflight import device_error, verify_device
 
     verdict = verify_device(plan)
@@ -146,12 +150,16 @@ def verified_plan(plan: "TrainPlan", console: Console, *, allow_unverified: bool
         return plan
     if verdict.passed:
         console.print(f"preflight    {verdict.words} ({verdict.seconds:.1f} s)", markup=False, soft_wrap=True)
-    elif not allow_unverified:
+        return replace(plan, verified=verdict.state)
+    falls_back = may_change and plan.config.runtime.device == "auto"
+    if not allow_unverified and not falls_back:
         raise device_error(verdict)
-    else:
-        words = f"warning: {verdict.device} does not compute what the CPU computes: {verdict.words}"
-        console.print(words, style="yellow", markup=False, soft_wrap=True)
-    return replace(plan, verified=verdict.state)
+    words = f"warning: {device_error(verdict)}"
+    console.print(words, style="yellow", markup=False, soft_wrap=True)
+    if allow_unverified:
+        return replace(plan, verified=verdict.state)
+    console.print("training on the CPU instead", style="yellow")
+    return make_plan(replace(plan.config, runtime=replace(plan.config.runtime, device="cpu")))
 
 
 def find_resumption(root: Path, text: str, layers: "list[Layer]", allow_change: bool) -> "tuple[RunDir, Resumption]":

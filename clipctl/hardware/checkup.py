@@ -21,7 +21,6 @@ FREE_MEMORY_BYTES = 2e9
 SWAPPED_SHARE = 0.25  # of the memory
 DISK_BYTES = 10e9
 FULL_DISK_BYTES = 1e9
-BUSY_CORES = 0.25
 LOAD_S = 0.5
 LEAST_MACOS = "14.0"  # for Metal, from torch 2.9 on
 
@@ -236,7 +235,7 @@ def check_load() -> tuple[str, list[Problem]]:
     time.sleep(LOAD_S)
     cores = others.cores()
     problems = []
-    if cores > BUSY_CORES:
+    if cores > sensors.BUSY_CORES:
         share, name = max(((_share(one), _name(one)) for one in processes), default=(0.0, "–"))
         words = f"most by {name} ({share:.0%} of a core)".replace("%", " %")
         problems.append(Problem("warn", words, "end it or wait for it: it slows training down and blurs measurements"))
@@ -261,9 +260,8 @@ def _name(process: psutil.Process) -> str:
 def check_bench() -> tuple[str, list[Problem]]:
     profile = load_profile()
     basis = f"{len(profile.steps)} measured steps" if profile.steps else "priors"
-    if not profile.bench:
+    if not profile.benched_s:
         return f"not run yet with torch {torch_version()}: forecasts rest on {basis}", []
-    saved_s = float(profile.bench.get("saved_s") or 0)
-    days = math.floor((time.time() - saved_s) / 86400)
+    days = math.floor((time.time() - profile.benched_s) / 86400)
     age = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
     return f"run {age} with torch {torch_version()}: forecasts rest on {basis}", []

@@ -1,7 +1,6 @@
 """Devices: which there are, what they are called, how to wait for one and what it holds."""
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,7 +8,7 @@ import torch
 
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import cpu, memory
-from clipctl.hardware.profile import DeviceFacts
+from clipctl.hardware.profile import DeviceFacts, torch_version
 
 HYBRID = "hybrid"  # image tower on the accelerator, text tower on the CPU
 
@@ -42,26 +41,59 @@ class Device:
     def because(self, reason: str) -> "Device":
         return replace(self, reason=reason)
 
+    @property
+    def product_limit(self) -> int | None:
+        """Products at least this long come out wrong, without a word; None where no such limit is known.
+
+        Apple's first two chips read past the operands, before torch 2.14 (pytorch issues 193487 and 195163).
+        """
+        is_first = self.image.type == "mps" and re.search(r"Apple M[12]\b", self.name)
+        version = tuple(int(part) for part in re.findall(r"\d+", torch_version())[:2])
+        return 32767 if is_first and version < (2, 14) else None
+
     def synchronize(self) -> None:
         """Wait for work that was only queued. The CPU queues nothing."""
-        if self.is_accelerator:
-            torch.get_device_module(self.image).synchronize()
+        self._ask("synchronize")
 
     def allocated_bytes(self) -> int | None:
         """Memory that tensors and caches hold on an accelerator; None on the CPU, where RSS tells."""
-        if self.image.type == "mps":
-            return int(torch.mps.driver_allocated_memory())
-        return self._ask("memory_reserved")
+        held = self._ask("driver_allocated_memory" if self.image.type == "mps" else "memory_reserved")
+        return None if held is None else int(held)
 
     def peak_bytes(self) -> int | None:
         """The most that it held, where the device remembers; Apple's does not."""
-        return None if self.image.type == "mps" else self._ask("max_memory_reserved")
+        peak = self._ask("max_memory_reserved")
+        return None if peak is None else int(peak)
 
-    def _ask(self, question: str) -> int | None:
-        if not self.is_accelerator:
-            return None
-        answer: Callable[[], Any] | None = getattr(torch.get_device_module(self.image), question, None)
-        return int(answer()) if answer else None
+    def forget_peak(self) -> None:
+        self._ask("reset_peak_memory_stats")
+
+    def release(self) -> None:
+        """Give back what was freed and is kept for later: others count it as taken."""
+        if self.is_accelerator and hasattr(self._module, "empty_cache"):
+            self._module.empty_cache()
+
+    def rng_state(self) -> torch.Tensor | None:
+        state: torch.Tensor | None = self._ask("get_rng_state")
+        return state
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        if self.is_accelerator:
+            self._module.set_rng_state(state, *self._which)
+
+    @property
+    def _module(self) -> Any:
+        return torch.get_device_module(self.image)
+
+    @property
+    def _which(self) -> tuple[torch.device, ...]:
+        """There is one Apple GPU, and its functions do not ask which."""
+        return () if self.image.type == "mps" else (self.image,)
+
+    def _ask(self, question: str) -> Any:
+        """What the accelerator's module answers; None on the CPU, and where it does not know the question."""
+        answer = getattr(self._module, question, None) if self.is_accelerator else None
+        return answer(*self._which) if answer else None
 
 
 def labels() -> list[str]:
@@ -89,7 +121,7 @@ def open_device(asked: str) -> Device:
 
 def facts() -> list[DeviceFacts]:
     """Every device, as a profile keeps it."""
-    return [DeviceFacts(label, (device := open_device(label)).name, device.memory_bytes) for label in labels()]
+    return [DeviceFacts(label, _name(torch.device(label)), _total_bytes(torch.device(label))) for label in labels()]
 
 
 def _match(asked: str, known: list[str]) -> str:
@@ -118,9 +150,18 @@ def _free_bytes(device: torch.device) -> int:
     return int(torch.get_device_module(device).mem_get_info(device.index or 0)[0])
 
 
+def _total_bytes(device: torch.device) -> int:
+    if device.type == "cpu":
+        return memory.total_bytes()
+    if device.type == "mps":
+        return int(torch.mps.recommended_max_memory())
+    return int(torch.get_device_module(device).mem_get_info(device.index or 0)[1])
+
+
 _OUT_OF_MEMORY = (
     "backend out of memory",  # MPS
     "can't allocate memory",
+    "DefaultCPUAllocator: not enough memory",  # Windows
     "CUDA out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )

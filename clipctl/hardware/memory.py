@@ -40,12 +40,23 @@ def _cgroup_memory(root: Path) -> tuple[int, int] | None:
     ):
         try:
             limit = (root / limit_file).read_text().strip()
-            used = int((root / usage_file).read_text())
+            used = int((root / usage_file).read_text()) - _reclaimable_bytes(root / usage_file)
         except (OSError, ValueError):
             continue
         # Version 1 writes "no limit" as a number near 2^63.
         return None if limit == "max" or int(limit) > 1 << 60 else (int(limit), used)
     return None
+
+
+def _reclaimable_bytes(usage_file: Path) -> int:
+    """Files that were read and are kept in memory count as used, but go as soon as the room is needed."""
+    try:
+        lines = usage_file.with_name("memory.stat").read_text().splitlines()
+    except OSError:
+        return 0
+    return next(
+        (int(line.split()[1]) for line in lines if line.startswith(("inactive_file ", "total_inactive_file "))), 0
+    )
 
 
 # Of glibc's mallopt.

@@ -34,7 +34,7 @@ def application_dir() -> Path:
         return Path.home() / "Library/Application Support/clipctl"
     if sys.platform == "win32":
         return Path(os.environ.get("APPDATA", Path.home())) / "clipctl"
-    return Path(os.environ.get("XDG_CONFIG_HOME", Path.home() / ".config")) / "clipctl"
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clipctl"
 
 
 @dataclass(frozen=True)
@@ -94,9 +94,7 @@ class Rates:
     device: str
     precision: str
     threads: int
-    gflops: float
-    gbytes_per_s: float | None = None
-    launch_s: float | None = None
+    gflops: float  # of a product of matrices
 
 
 @dataclass(frozen=True)
@@ -127,7 +125,7 @@ class Profile:
     rates: tuple[Rates, ...] = ()
     steps: tuple[StepSample, ...] = ()
     checked: dict[str, Any] = field(default_factory=dict)  # device checks that were made, by what they hold for
-    bench: dict[str, Any] | None = None  # the last `clipctl bench`
+    benched_s: float | None = None  # when `clipctl bench` was last run, since 1970
 
     def with_devices(self, devices: "list[DeviceFacts]") -> "Profile":
         return replace(self, devices=tuple(devices))
@@ -163,22 +161,30 @@ class Profile:
         try:
             return cls(
                 machine=Machine.parse(document["machine"]),
-                devices=tuple(DeviceFacts(**one) for one in document["devices"]),
-                rates=tuple(Rates(**one) for one in document["rates"]),
-                steps=tuple(_checked_sample(one) for one in document["steps"]),
-                checked=dict(document["checked"]),
-                bench=document["bench"],
+                devices=tuple(DeviceFacts(**_numbers(one, "memory_bytes")) for one in document["devices"]),
+                rates=tuple(Rates(**_numbers(one, "threads", "gflops")) for one in document["rates"]),
+                steps=tuple(_sample(one) for one in document["steps"]),
+                checked={key: dict(one) for key, one in document["checked"].items()},
+                benched_s=document["benched_s"],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"incomplete: {error}") from None
 
 
-def _checked_sample(values: dict[str, Any]) -> StepSample:
-    sample = StepSample(**values)
-    numbers = (sample.step_s, sample.iqr_s, sample.batch_size, sample.text_tokens, sample.threads)
-    if not isinstance(sample.model, dict) or not all(isinstance(one, int | float) and one >= 0 for one in numbers):
-        raise ValueError("a step without numbers")
+def _sample(values: dict[str, Any]) -> StepSample:
+    sample = StepSample(**_numbers(values, "threads", "batch_size", "text_tokens", "step_s", "iqr_s", "saved_s"))
+    if not sample.step_s or not isinstance(sample.model, dict) or not isinstance(sample.peak_bytes, int | None):
+        raise ValueError("a step without sense")
     return sample
+
+
+def _numbers(values: dict[str, Any], *names: str) -> dict[str, Any]:
+    """The same values, if those are finite numbers and none is negative."""
+    for name in names:
+        value = values[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
+            raise ValueError(f"{name} is {value!r}")
+    return values
 
 
 # --- on disk --------------------------------------------------------------------------------------------------

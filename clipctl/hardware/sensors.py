@@ -93,6 +93,9 @@ def battery_power_w(root: Path) -> float | None:
     return None
 
 
+BUSY_CORES = 0.25  # of others: from there on measurements suffer
+
+
 class OtherLoad:
     """How busy other programs keep the machine, from now on."""
 

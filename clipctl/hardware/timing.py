@@ -38,10 +38,6 @@ class Timing:
         low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
         return high - low
 
-    @property
-    def spread(self) -> float:
-        return self.iqr_s / self.median_s
-
 
 class Stopwatch:
     """One operation, called in blocks with one wait for the device at the end of each."""

@@ -4,7 +4,7 @@ B is the batch, N the tokens of a tower, D its width. A multiply and an add coun
 makes of these numbers, in seconds, is measured: see `forecast.py`.
 """
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 from clipctl.config import ImageTowerConfig, ModelConfig, TextTowerConfig
 
@@ -64,31 +64,40 @@ _TENSORS_PER_BLOCK = 12
 _PARAMETER_PASSES = 8  # write and read the gradient, scale it, read and write weight and both moments
 
 
-def image_work(model: ModelConfig, batch_size: int) -> Work:
+def image_work(model: ModelConfig, batch_size: int, *, recompute: bool = False) -> Work:
     image = model.image
     patches = 2 * (image.tokens - 1) * 3 * image.patch_px**2 * image.width
-    tower = _tower_work(image, image.tokens, model.embed_dim, batch_size, image_parameters(image, model.embed_dim))
+    parameters = image_parameters(image, model.embed_dim)
+    tower = _tower_work(image, image.tokens, model.embed_dim, batch_size, parameters, recompute)
     return tower + Work(3 * batch_size * patches, batch_size * 3 * image.size_px**2 * 4 * 4, 0, 20)
 
 
-def text_work(model: ModelConfig, batch_size: int, text_tokens: int | None = None) -> Work:
+def text_work(model: ModelConfig, batch_size: int, text_tokens: int | None = None, *, recompute: bool = False) -> Work:
     """`text_tokens`: of the longest caption of a batch, to which it is cut; None: the whole context."""
     text = model.text
     parameters = text_parameters(text, model.embed_dim)
-    return _tower_work(text, text_tokens or text.context, model.embed_dim, batch_size, parameters)
+    return _tower_work(text, text_tokens or text.context, model.embed_dim, batch_size, parameters, recompute)
 
 
 def _tower_work(
-    tower: ImageTowerConfig | TextTowerConfig, tokens: int, embed_dim: int, batch_size: int, parameters: int
+    tower: ImageTowerConfig | TextTowerConfig,
+    tokens: int,
+    embed_dim: int,
+    batch_size: int,
+    parameters: int,
+    recompute: bool,
 ) -> Work:
-    """Forward and backward: the backward pass costs twice the forward pass."""
+    """Forward and backward: the backward pass costs twice the forward pass; recomputing is a forward pass more."""
     width, depth = tower.width, tower.depth
     # The last block writes a single token, for which it reads the keys and values of all.
     blocks = (depth - 1) * _block_flops(width, tokens, written=tokens) + _block_flops(width, tokens, written=1)
     forward = blocks + 2 * width * embed_dim
     moved = 4 * _MOVED_PER_TOKEN * width * tokens * (depth - 0.75)
     kernels = depth * (_KERNELS_PER_BLOCK + _KERNELS_PER_PARAMETER * _TENSORS_PER_BLOCK)
-    return Work(3 * batch_size * forward, batch_size * moved, 4 * _PARAMETER_PASSES * parameters, kernels)
+    work = Work(3 * batch_size * forward, batch_size * moved, 4 * _PARAMETER_PASSES * parameters, kernels)
+    if not recompute:
+        return work
+    return replace(work, flops=4 / 3 * work.flops, moved_bytes=4 / 3 * work.moved_bytes, kernels=4 / 3 * work.kernels)
 
 
 def _block_flops(width: int, tokens: int, *, written: int) -> int:
@@ -98,11 +107,12 @@ def _block_flops(width: int, tokens: int, *, written: int) -> int:
     return keys_and_values + matrices + attention
 
 
-def step_work(model: ModelConfig, batch_size: int, text_tokens: int | None = None) -> Work:
+def step_work(model: ModelConfig, batch_size: int, text_tokens: int | None = None, *, recompute: bool = False) -> Work:
     """Both towers, the B × B × E similarity matrix, and what every step does besides."""
     similarity = 3 * 2 * batch_size * batch_size * model.embed_dim
     loss = Work(similarity, 10 * 4 * batch_size * batch_size, 0, 50)
-    return image_work(model, batch_size) + text_work(model, batch_size, text_tokens) + loss
+    image = image_work(model, batch_size, recompute=recompute)
+    return image + text_work(model, batch_size, text_tokens, recompute=recompute) + loss
 
 
 @dataclass(frozen=True)
@@ -127,26 +137,33 @@ ACTIVATION_BYTES = {"fp32": 4.0, "bf16": 3.0, "fp16": 3.0}
 
 
 def training_memory(
-    model: ModelConfig, batch_size: int, precision: str = "fp32", text_tokens: int | None = None
+    model: ModelConfig,
+    batch_size: int,
+    precision: str = "fp32",
+    text_tokens: int | None = None,
+    *,
+    recompute: bool = False,
 ) -> Memory:
     """Weights, gradients and both moments of AdamW in fp32 (16 bytes a parameter); activations in `precision`."""
     count = parameters(model)
     image, text = model.image, model.text
-    values = _kept_values(image.width, image.depth, image.tokens)
+    values = _kept_values(image.width, image.depth, image.tokens, recompute)
     values += 4 * image.tokens * image.width  # patches, with the class token, with positions, normed
-    values += _kept_values(text.width, text.depth, text_tokens or text.context)
+    values += _kept_values(text.width, text.depth, text_tokens or text.context, recompute)
     activations = round(batch_size * values * ACTIVATION_BYTES[precision])
     activations += 4 * 4 * batch_size * batch_size  # the similarities and their softmax, both ways
     images = batch_size * 3 * image.size_px**2 * (1 + 4)  # as bytes, and normalised
     return Memory(4 * count, 4 * count, 8 * count, activations, images + batch_size * text.context * 8)
 
 
-def _kept_values(width: int, depth: int, tokens: int) -> int:
+def _kept_values(width: int, depth: int, tokens: int, recompute: bool) -> int:
     """Values of one row kept for the backward pass.
 
     Per token and block, in units of the width: the input of each norm (2), of QKV (1), q, k and v (3), the attention's
     result (1), the input of the MLP (1), before and after the activation (8). The last block keeps its input twice,
-    keys and values. The widest gradients (before and after an activation) are alive beside all that.
+    keys and values. The widest gradients (before and after an activation) are alive beside all that. When blocks are
+    recomputed, each keeps its input, and one at a time keeps the rest.
     """
     per_token = 2 + 1 + 3 + 1 + 1 + 2 * MLP_RATIO
-    return width * tokens * ((depth - 1) * per_token + 4 + 2 * MLP_RATIO)
+    blocks = (depth - 1) + per_token if recompute and depth > 1 else (depth - 1) * per_token
+    return width * tokens * (blocks + 4 + 2 * MLP_RATIO)

@@ -13,7 +13,6 @@ from typing import Any, Literal
 
 from clipctl.config import Layer, ModelConfig, TrainConfig, resolve, to_layer
 from clipctl.errors import ConfigError
-from clipctl.hardware import cpu
 from clipctl.hardware.profile import Profile, StepSample
 from clipctl.model import cost
 
@@ -32,8 +31,11 @@ PRIOR_WEIGHT = 0.05
 
 PROCESS_BYTES = 330 * 2**20  # Python, torch and its libraries, as measured on Linux
 TRAINER_BYTES = 40 * 2**20  # what a training holds that bare steps do not: terminal, log, sensors, held-out pictures
+CONTEXT_BYTES = 64 * 2**20  # what an accelerator's libraries keep on it
 MARGIN = 0.05  # of the memory, for what no arithmetic sees
 SPREAD_FLOOR = 0.05  # no forecast is surer than this
+WORTHWHILE = 1.10  # what departs from the usual must be this much faster
+ASSUMED_TEXT_TOKENS = 60  # of the longest caption in a batch, where no captions are known
 RANGE_FACTOR = 2.0  # work per operation up to this far beyond what was measured still counts as between
 
 
@@ -80,10 +82,26 @@ class Job:
     model: ModelConfig
     batch_size: int
     text_tokens: int
+    recompute: bool = False
 
     @cached_property
     def work(self) -> cost.Work:
-        return cost.step_work(self.model, self.batch_size, self.text_tokens)
+        return cost.step_work(self.model, self.batch_size, self.text_tokens, recompute=self.recompute)
+
+    @property
+    def longest_product(self) -> int:
+        """What the gradient of a weight sums over."""
+        return self.batch_size * max(self.model.image.tokens, self.text_tokens)
+
+    def cut(self, *, batch_size: int | None = None) -> "Job":
+        """The same work in small: two blocks a tower instead of all, so that a step can be afforded."""
+        image, text = self.model.image, self.model.text
+        shallow = replace(image, depth=min(2, image.depth)), replace(text, depth=min(2, text.depth))
+        model = replace(self.model, image=shallow[0], text=shallow[1])
+        return replace(self, model=model, batch_size=min(self.batch_size, batch_size or self.batch_size))
+
+    def memory(self, precision: str) -> cost.Memory:
+        return cost.training_memory(self.model, self.batch_size, precision, self.text_tokens, recompute=self.recompute)
 
 
 def model_keys(model: ModelConfig) -> dict[str, Any]:
@@ -117,13 +135,15 @@ def fit_prices(rows: Sequence[Sequence[float]], totals: Sequence[float], prior: 
         [value * price / total for value, price in zip(row, prior, strict=True)]
         for row, total in zip(rows, totals, strict=True)
     ]
-    weak = PRIOR_WEIGHT**2
+    weak, kinds = PRIOR_WEIGHT**2, range(len(prior))
+    # The normal equations: how kinds of work go together, and how each goes with the totals.
+    together = [[sum(row[j] * row[k] for row in scaled) for k in kinds] for j in kinds]
+    alone = [sum(row[j] for row in scaled) for j in kinds]
     q = [1.0] * len(prior)
     for _ in range(500):
-        for j in range(len(q)):
-            rest = [1 - sum(value * q[k] for k, value in enumerate(row) if k != j) for row in scaled]
-            numerator = sum(row[j] * left for row, left in zip(scaled, rest, strict=True)) + weak
-            q[j] = max(0.0, numerator / (sum(row[j] ** 2 for row in scaled) + weak))
+        for j in kinds:
+            others = sum(together[j][k] * q[k] for k in kinds if k != j)
+            q[j] = max(0.0, (alone[j] - others + weak) / (together[j][j] + weak))
     return [share * price for share, price in zip(q, prior, strict=True)]
 
 
@@ -134,6 +154,7 @@ class CostModel:
         self.profile = profile
         self._samples = jobs_of(profile.steps)
         self._fits: dict[Setting, tuple[list[float], float, tuple[float, float]]] = {}
+        self._memory_fits: dict[str, tuple[float, float, float, float]] = {}
 
     # --- time -----------------------------------------------------------------------------------------------------
 
@@ -149,7 +170,8 @@ class CostModel:
         """The very step, if it was timed."""
         keys = model_keys(job.model)
         for sample, _ in reversed(self._samples_of(setting)):
-            if sample.model == keys and (sample.batch_size, sample.text_tokens) == (job.batch_size, job.text_tokens):
+            same = (sample.batch_size, sample.text_tokens) == (job.batch_size, job.text_tokens)
+            if same and sample.model == keys and not job.recompute:  # samples are of steps that keep everything
                 return sample
         return None
 
@@ -195,7 +217,7 @@ class CostModel:
         rates = [self.profile.rate("cpu", one.precision, self.cores) for one in (setting, other)]
         if setting.precision == other.precision:
             speed = 1.0
-        elif rates[0] and rates[1]:
+        elif rates[0] and rates[1] and rates[0].gflops and rates[1].gflops:
             speed = rates[0].gflops / rates[1].gflops
         else:
             return None
@@ -222,7 +244,7 @@ class CostModel:
         if setting.device != "cpu":
             return ACCELERATOR_PRICES
         rate = self.profile.rate("cpu", setting.precision, setting.threads)
-        gflops = 0.8 * rate.gflops if rate else CPU_GFLOPS_A_CORE * setting.threads
+        gflops = 0.8 * rate.gflops if rate and rate.gflops else CPU_GFLOPS_A_CORE * setting.threads
         return 1e-9 / gflops, 1e-9 / CPU_GBYTES_PER_S, 1e-9 / CPU_GBYTES_PER_S, CPU_KERNEL_S
 
     @property
@@ -233,35 +255,39 @@ class CostModel:
 
     def memory(self, setting: Setting, job: Job) -> tuple[cost.Memory, Estimate]:
         """What a step needs, by what holds it, and the whole with its interval."""
-        need = cost.training_memory(job.model, job.batch_size, setting.precision, job.text_tokens)
-        if setting.device != "cpu":
-            return need, Estimate.around(need.total_bytes, 0.3, "prior")
-        # A peak under another precision calibrates as well: what differs by precision is counted.
-        samples = [(sample, one) for sample, one in self._samples if sample.peak_bytes and sample.device == "cpu"]
-        rows = [self._memory_row(sample.precision, one) for sample, one in samples]
-        totals = [float(sample.peak_bytes or 0) for sample, _ in samples]
-        process, fixed, kept = fit_prices(rows, totals, (PROCESS_BYTES, 1.0, 1.0))
+        need = job.memory(setting.precision)
+        process, fixed, kept, largest = self._memory_fit(setting.device)
         calibrated = replace(
             need,
             weights_bytes=round(need.weights_bytes * fixed),
             gradients_bytes=round(need.gradients_bytes * fixed),
             optimizer_bytes=round(need.optimizer_bytes * fixed),
+            batch_bytes=round(need.batch_bytes * fixed),
             activations_bytes=round(need.activations_bytes * kept),
-            process_bytes=round(process) + TRAINER_BYTES,
+            process_bytes=round(process),
         )
+        if not largest:
+            return calibrated, Estimate.around(calibrated.total_bytes, 0.3, "prior")
         exact = self.measured(setting, job)
         if exact and exact.peak_bytes:
-            return calibrated, Estimate.around(exact.peak_bytes, SPREAD_FLOOR, "measured")
-        largest = max((row[1] + row[2] for row in rows), default=0.0)
-        if not rows:
-            return calibrated, Estimate.around(calibrated.total_bytes, 0.3, "prior")
+            besides = TRAINER_BYTES if setting.device == "cpu" else 0
+            return calibrated, Estimate.around(exact.peak_bytes + besides, SPREAD_FLOOR, "measured")
         basis: Basis = "interpolated" if need.total_bytes <= 4 * largest else "extrapolated"
         return calibrated, Estimate.around(calibrated.total_bytes, 0.15, basis)
 
-    @staticmethod
-    def _memory_row(precision: str, job: Job) -> tuple[float, float, float]:
-        need = cost.training_memory(job.model, job.batch_size, precision, job.text_tokens)
-        return 1.0, need.total_bytes - need.activations_bytes, need.activations_bytes
+    def _memory_fit(self, device: str) -> tuple[float, float, float, float]:
+        """What the process takes, by how much weights and activations exceed their count, and the largest that was
+        measured. Peaks under any precision count: what differs by precision is in the arithmetic."""
+        if device not in self._memory_fits:
+            samples = [(sample, job) for sample, job in self._samples if sample.peak_bytes and sample.device == device]
+            needs = [job.memory(sample.precision) for sample, job in samples]
+            rows = [(1.0, one.total_bytes - one.activations_bytes, one.activations_bytes) for one in needs]
+            on_cpu = device == "cpu"
+            prior = (PROCESS_BYTES if on_cpu else CONTEXT_BYTES, 1.0, 1.0)
+            process, fixed, kept = fit_prices(rows, [float(sample.peak_bytes or 0) for sample, _ in samples], prior)
+            process += TRAINER_BYTES if on_cpu else 0
+            self._memory_fits[device] = process, fixed, kept, max((one.total_bytes for one in needs), default=0)
+        return self._memory_fits[device]
 
     def largest_batch(self, setting: Setting, job: Job, limit_bytes: float) -> int:
         """The largest batch that fits with a margin; 0 where not even a batch of two does."""
@@ -286,10 +312,6 @@ def with_margin(need_bytes: float) -> float:
 def prior_speedup(parameters: int) -> float:
     """Of an Apple GPU over its CPU, by the notes."""
     return next(speedup for limit, speedup in PRIOR_SPEEDUPS if parameters < limit)
-
-
-def default_setting() -> Setting:
-    return Setting("cpu", "fp32", cpu.usable_cores())
 
 
 def _dot(row: Sequence[float], prices: Sequence[float]) -> float:

@@ -8,6 +8,7 @@ import math
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from clipctl.config import ImageTowerConfig, TextTowerConfig
 from clipctl.model.cost import MLP_RATIO
@@ -82,15 +83,15 @@ class Block(nn.Module):
         return x + self.mlp_out(self.activation(self.mlp_in(self.norm_2(x))))  # type: ignore[no-any-return]
 
 
-def run_blocks(blocks: nn.ModuleList, x: Tensor, position: Tensor, *, causal: bool) -> Tensor:
-    """All blocks, read at one token of each row: (B, N, D) to (B, D).
+def run_blocks(blocks: nn.ModuleList, x: Tensor, position: Tensor, *, causal: bool, recompute: bool) -> Tensor:
+    """All blocks, read at one token of each row: (B, N, D) to (B, D). With `recompute` only their inputs are kept.
 
     A tower is pooled at a single token, so the last block is computed for that token alone. The result is the same, and
     five sixths of that block's work are saved: by arithmetic 11 % of a step of `small`, 29 % of `tiny`.
     """
     *body, last = blocks
     for block in body:
-        x = block(x, causal=causal)
+        x = checkpoint(block, x, causal=causal, use_reentrant=False) if recompute else block(x, causal=causal)
     assert isinstance(last, Block)
     return last.at(x, position, causal=causal)
 
@@ -111,6 +112,7 @@ class ImageTower(nn.Module):
         self.blocks = nn.ModuleList(Block(width, config.heads, activation) for _ in range(config.depth))
         self.norm_post = nn.LayerNorm(width)
         self.projection = nn.Linear(width, embed_dim, bias=False)
+        self.recompute = False
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, 3, H, W) to embeddings (B, E), not yet of length one."""
@@ -118,7 +120,8 @@ class ImageTower(nn.Module):
         summary = self.class_embedding.expand(len(patches), 1, -1)  # (B, 1, D)
         x = torch.cat([summary, patches], dim=1) + self.positions  # (B, N, D)
         at_class = torch.zeros(len(x), dtype=torch.int64, device=x.device)
-        pooled = run_blocks(self.blocks, self.norm_pre(x), at_class, causal=False)  # (B, D)
+        x = self.norm_pre(x)
+        pooled = run_blocks(self.blocks, x, at_class, causal=False, recompute=self.recompute)  # (B, D)
         return self.projection(self.norm_post(pooled))  # type: ignore[no-any-return]
 
     def reset_parameters(self) -> None:
@@ -160,6 +163,7 @@ class TextTower(nn.Module):
         self.blocks = nn.ModuleList(Block(width, config.heads, activation) for _ in range(config.depth))
         self.norm_final = nn.LayerNorm(width)
         self.projection = nn.Linear(width, embed_dim, bias=False)
+        self.recompute = False
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Token ids (B, N), N up to the context, to embeddings (B, E), not yet of length one."""
@@ -167,7 +171,7 @@ class TextTower(nn.Module):
         # The end-of-text token is the highest id, so its position is the argmax. Causal attention makes it the only
         # position that has seen the whole caption, and keeps the padding behind it without effect.
         end = tokens.argmax(dim=1)  # (B,)
-        pooled = run_blocks(self.blocks, x, end, causal=True)  # (B, D)
+        pooled = run_blocks(self.blocks, x, end, causal=True, recompute=self.recompute)  # (B, D)
         return self.projection(self.norm_final(pooled))  # type: ignore[no-any-return]
 
     def reset_parameters(self) -> None:

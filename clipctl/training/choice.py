@@ -6,15 +6,14 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from clipctl.config import TrainConfig
+from clipctl.config import PRECISIONS, TrainConfig
 from clipctl.hardware import cpu, devices
 from clipctl.hardware.devices import HYBRID, Device
 from clipctl.hardware.profile import Profile, load_profile, update_profile
 from clipctl.model import cost
-from clipctl.model.forecast import CostModel, Estimate, Job, Setting, with_margin
+from clipctl.model.forecast import WORTHWHILE, CostModel, Job, Setting, prior_speedup, with_margin
 from clipctl.training.trial import probe_rates, sample_of, time_steps
 
-PRECISIONS = ("fp32", "bf16", "fp16")
 SHARE_OF_RUN = 0.02  # of the forecast run may be spent on deciding
 LIMIT_S = 3.0
 LIMIT_WITH_ACCELERATOR_S = 60.0
@@ -23,7 +22,7 @@ TRIAL_SETUP_S = 0.3  # a model and an optimizer, memory touched for the first ti
 SETUP_S_PER_PARAMETER = 15e-9
 SAMPLES = 2
 PROBE_S = 0.05  # about what knowing the speed of one precision costs
-WORTHWHILE = 1.10  # what departs from the usual must be this much faster
+SHORT_RUN_S = 60.0  # what the CPU is through with by then is not worth an accelerator's start
 FEWER_THREADS_LIMIT = 1.3
 AS_BEFORE = "as the run began"
 
@@ -44,7 +43,6 @@ class Decision:
     device: Device
     precision: Choice
     threads: Choice
-    step_s: Estimate | None  # of what was chosen
     seconds: float  # that deciding took
     cost_model: CostModel
 
@@ -62,7 +60,9 @@ def decide(config: TrainConfig, job: Job, total_steps: int, before: Setting | No
 class _Decider:
     def __init__(self, config: TrainConfig, job: Job, total_steps: int, before: Setting | None) -> None:
         self.config, self.job, self.total_steps = config, job, total_steps
-        self.before = before if before and before.device in (*devices.labels(), HYBRID) else None
+        known = devices.labels()
+        there = (*known, HYBRID) if len(known) > 1 else known
+        self.before = before if before and before.device in there else None
         self.started = time.perf_counter()
         self.profile: Profile = load_profile()
         self.model = CostModel(self.profile)
@@ -85,7 +85,6 @@ class _Decider:
             device=devices.open_device(device).because(device_reason),
             precision=Choice(precision, precision_reason),
             threads=Choice(threads, threads_reason),
-            step_s=self.model.step_s(setting, self.job),
             seconds=time.perf_counter() - self.started,
             cost_model=self.model,
         )
@@ -101,13 +100,32 @@ class _Decider:
             return "cpu", "no accelerator found"
         options = [replace(usual, device=label) for label in (*known, HYBRID)]
         fitting = [one for one in options if self._fits(one)] or options[:1]
-        chosen, reason = self._fastest(fitting, [cut(self.job)], lambda one: one.device)
-        return chosen.device, reason
+        stand_ins = [self.job.cut(), self.job.cut(batch_size=8)]
+        if found := self._measured(fitting, stand_ins, lambda one: one.device):
+            return found[0].device, found[1]
+        estimates = [self.model.step_s(one, self.job) for one in fitting]
+        if all(estimate and estimate.is_sure for estimate in estimates):
+            chosen, reason = self._by_forecast(fitting, lambda one: one.device)
+            return chosen.device, reason
+        return self._by_prior(fitting)
+
+    def _by_prior(self, options: Sequence[Setting]) -> tuple[str, str]:
+        """Where measuring would take too long: the notes on an Apple GPU, and that other accelerators are fast."""
+        on_cpu = self.model.step_s(options[0], self.job)
+        run_s = on_cpu.value * self.total_steps if on_cpu else 0.0
+        if len(options) == 1 or run_s < SHORT_RUN_S:
+            return "cpu", f"through in about {run_s:.2g} s" if len(options) > 1 else "it fits nowhere else"
+        accelerator = options[1].device
+        if accelerator != "mps":
+            return accelerator, "an accelerator is usually faster; measuring would take too long"
+        speedup = prior_speedup(cost.parameters(self.job.model))
+        words = f"the notes say that an Apple GPU is {speedup:g} × as fast at this size; measuring would take too long"
+        return ("mps" if speedup > 1 else "cpu"), words
 
     def _precision(self, asked: str, setting: Setting) -> tuple[str, str]:
         if asked != "auto":
             return asked, "as asked"
-        if self.before:
+        if self.before and self.before.device == setting.device:
             return self.before.precision, AS_BEFORE
         if setting.device == HYBRID:
             return "fp32", "the CPU shares the work"
@@ -139,24 +157,25 @@ class _Decider:
         options = [one for count in counts if self._might_do(one := replace(setting, threads=count), counts[0])]
         if len(options) == 1:
             return counts[0], usual
-        chosen, reason = self._fastest(options, self._small_jobs(), lambda one: f"{one.threads} threads")
+        chosen, reason = self._fastest(options, [self.job.cut()], lambda one: f"{one.threads} threads")
         return chosen.threads, usual if chosen is options[0] else reason
 
     # --- how they are made ----------------------------------------------------------------------------------------
 
     def _fastest(self, options: Sequence[Setting], stand_ins: Sequence[Job], name: Name) -> tuple[Setting, str]:
         """The first of `options` is the usual one; another must be faster for sure, as measured or by forecast."""
+        return self._measured(options, stand_ins, name) or self._by_forecast(options, name)
+
+    def _measured(self, options: Sequence[Setting], stand_ins: Sequence[Job], name: Name) -> tuple[Setting, str] | None:
+        """By what was measured of all options, or of those that are close, or can be measured now."""
         jobs = [self.job, *stand_ins]
         if job := self._measured_job(options, jobs):
             return self._by_measurement(options, job, name)
         close = self._close(options)
-        if (
-            options[0] in close
-            and len(close) > 1
-            and (job := self._measured_job(close, jobs) or self._try(close, jobs))
-        ):
-            return self._by_measurement(close, job, name)
-        return self._by_forecast(options, name)
+        if len(close) < 2 or options[0] not in close:
+            return None
+        job = self._measured_job(close, jobs) or self._try(close, jobs)
+        return self._by_measurement(close, job, name) if job else None
 
     def _close(self, options: Sequence[Setting]) -> list[Setting]:
         """Those that might be the fastest for all that is known."""
@@ -171,13 +190,16 @@ class _Decider:
     def _try(self, options: Sequence[Setting], jobs: Sequence[Job]) -> Job | None:
         """Time the first job that can be afforded in the time that is left."""
         self.started += _import_what_training_imports()
-        for job in jobs if len(options) > 1 else ():
+        for job in jobs:
             estimates = [self.model.step_s(one, job) for one in options]
             slowest = max((estimate.value for estimate in estimates if estimate), default=math.inf)
             seconds = sum(estimate.value if estimate else slowest for estimate in estimates)
             setup_s = TRIAL_SETUP_S + SETUP_S_PER_PARAMETER * cost.parameters(job.model)
             if setup_s + STEPS_PER_TRIAL * seconds <= self._left_s():
-                timings = time_steps(self.config, job, options, limit_s=0.0, min_samples=SAMPLES)
+                try:
+                    timings = time_steps(self.config, job, options, limit_s=0.0, min_samples=SAMPLES)
+                except RuntimeError:  # out of memory, or a kernel that a device lacks: then the usual is chosen
+                    return None
                 self._keep(self.profile.with_steps([sample_of(one, job, timing) for one, timing in timings.items()]))
                 return job
         return None
@@ -187,7 +209,7 @@ class _Decider:
         usual, best = options[0], min(seconds, key=lambda one: seconds[one])
         chosen = best if seconds[usual] > WORTHWHILE * seconds[best] else usual
         others = ", ".join(f"{name(one)} {seconds[one]:.3g} s" for one in options if one is not chosen)
-        where = "" if job == self.job else f" on {job.model.image.depth}+{job.model.text.depth} of its blocks"
+        where = "" if job == self.job else f" of {job.batch_size} pairs on two blocks a tower"
         return chosen, f"measured {seconds[chosen]:.3g} s a step{where}, {others}"
 
     def _by_forecast(self, options: Sequence[Setting], name: Name) -> tuple[Setting, str]:
@@ -196,7 +218,7 @@ class _Decider:
         known = {one: estimate for one in others if (estimate := self.model.step_s(one, self.job))}
         if not known or expected is None:
             unknown = ", ".join(name(one) for one in others)
-            return usual, f"measuring {unknown} would take more than {100 * SHARE_OF_RUN:.0f} % of the run"
+            return usual, f"measuring {unknown} would take too long"
         best = min(known, key=lambda one: known[one].value)
         verb = "measured" if expected.basis == known[best].basis == "measured" else "about"
         is_sure = known[best].high < expected.low or (expected.is_sure and known[best].is_sure)
@@ -210,7 +232,7 @@ class _Decider:
         return fewer is None or usual is None or fewer.value < FEWER_THREADS_LIMIT * usual.value
 
     def _small_jobs(self) -> list[Job]:
-        return [cut(self.job), cut(self.job, batch_size=4), cut(self.job, batch_size=2)]
+        return [self.job.cut(), self.job.cut(batch_size=4), self.job.cut(batch_size=2)]
 
     def _probe(self, settings: Sequence[Setting]) -> bool:
         """Know what a product of matrices reaches under these settings; False where there was no time to find out."""
@@ -241,7 +263,9 @@ class _Decider:
 
     def _fits(self, setting: Setting) -> bool:
         _, need = self.model.memory(setting, self.job)
-        return with_margin(need.value) <= devices.open_device(setting.device).memory_bytes
+        device = devices.open_device(setting.device)
+        is_right = device.product_limit is None or self.job.longest_product < device.product_limit
+        return is_right and with_margin(need.value) <= device.memory_bytes
 
 
 def _import_what_training_imports() -> float:
@@ -249,11 +273,3 @@ def _import_what_training_imports() -> float:
     started = time.perf_counter()
     importlib.import_module("torch._dynamo")
     return time.perf_counter() - started
-
-
-def cut(job: Job, *, batch_size: int | None = None) -> Job:
-    """The same work in small: two blocks a tower instead of all, so that a step can be afforded."""
-    image, text = job.model.image, job.model.text
-    shallow = replace(image, depth=min(2, image.depth)), replace(text, depth=min(2, text.depth))
-    model = replace(job.model, image=shallow[0], text=shallow[1])
-    return Job(model, min(job.batch_size, batch_size or job.batch_size), job.text_tokens)

@@ -149,6 +149,7 @@ class _Training:
         self, plan: TrainPlan, run: RunDir, watcher: Watcher, stop: StopSwitch, resume_from: Checkpoint | None
     ) -> None:
         self.plan, self.run, self.watcher, self.stop = plan, run, watcher, stop
+        plan.device.forget_peak()  # of what was tried before
         self.state = make_state(plan)
         self.loader = make_loader(plan)
         self.evaluator = make_evaluator(plan)

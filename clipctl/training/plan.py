@@ -86,10 +86,16 @@ class TrainPlan:
         need, free = with_margin(self.memory_need.value), self.device.memory_bytes
         if need <= free:
             return None
-        fitting = self.cost_model.largest_batch(self.setting, self.job, free)
+        fitting = self.cost_model.largest_batch(self.setting, self.job, free - self.memory.pictures_bytes)
+        _, lean = self.cost_model.memory(self.setting, replace(self.job, recompute=True))
+        if not self.job.recompute and with_margin(lean.value) + self.memory.pictures_bytes <= free:
+            way_out = "--recompute would fit, at a third more work"
+            way_out += f"; so would --batch-size {fitting}" if fitting >= 2 else ""
+        else:
+            way_out = f"--batch-size {fitting} would fit" if fitting >= 2 else "choose a smaller --preset"
         return DeviceError(
             f"training needs about {need / 2**30:.1f} GiB and {self.device.kind} has {free / 2**30:.1f} GiB free",
-            f"--batch-size {fitting} would fit" if fitting >= 2 else "choose a smaller --preset",
+            way_out,
         )
 
 
@@ -107,11 +113,12 @@ def make_plan(asked: TrainConfig, before: Setting | None = None) -> TrainPlan:
     steps_per_epoch = batch_count(len(split.train), config.train.batch_size)
     total_steps = config.train.steps or config.train.epochs * steps_per_epoch
     longest = max(tokenizer.length(caption) for caption in _captions(split.train))
-    job = Job(config.model, config.train.batch_size, longest)
+    job = Job(config.model, config.train.batch_size, longest, config.runtime.recompute)
     decision = decide(config, job, total_steps, before)
     device = decision.device
     if device.wants_fixed_shapes:
         job = replace(job, text_tokens=tokenizer.context)
+    step_s = decision.cost_model.step_s(decision.setting, job)
     memory_split, memory_need = decision.cost_model.memory(decision.setting, job)
 
     pictures_bytes = len(split.train) * 3 * config.model.image.size_px**2
@@ -144,7 +151,7 @@ def make_plan(asked: TrainConfig, before: Setting | None = None) -> TrainPlan:
         parameters=cost.parameters(config.model),
         memory=memory_split,
         memory_need=memory_need,
-        step_s=decision.step_s,
+        step_s=step_s,
         cost_model=decision.cost_model,
         job=job,
         decided_s=round(decision.seconds, 3),

@@ -8,23 +8,21 @@ So a step of the real shapes is made on both sides and compared, number by numbe
 import hashlib
 import json
 import platform
-import re
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from clipctl.errors import DeviceError
 from clipctl.hardware import memory
-from clipctl.hardware.devices import Device, open_device
+from clipctl.hardware.devices import Device, is_out_of_memory, open_device
 from clipctl.hardware.profile import load_profile, torch_version, update_profile
 from clipctl.model.forecast import Job, Setting, model_keys, with_margin
-from clipctl.training.choice import cut
 from clipctl.training.optim import make_optimizer
 from clipctl.training.plan import TrainPlan
-from clipctl.training.state import TrainState, fresh_state
+from clipctl.training.state import LossScale, TrainState, fresh_state
 from clipctl.training.step import train_step
 from clipctl.training.trial import trial_batch
 
@@ -36,9 +34,6 @@ LOSS_TOLERANCE = {"fp32": 1e-3, "bf16": 0.05, "fp16": 0.02}
 UPDATE_TOLERANCE = 0.02  # of the learning rate
 GRADIENT_FLOOR = 1e-3  # of a typical gradient: below that, two correct devices differ by rounding alone
 
-# Apple's first two chips read past their operands in products at least this long, before torch 2.14.
-MPS_REDUCTION_LIMIT = 32767
-
 
 @dataclass(frozen=True)
 class Verification:
@@ -48,7 +43,7 @@ class Verification:
     passed: bool
     words: str
     seconds: float
-    system: str = platform.platform()  # a later one may compute otherwise
+    system: str = field(default_factory=platform.platform)  # a later one may compute otherwise
 
     @property
     def state(self) -> str:
@@ -57,22 +52,32 @@ class Verification:
 
 def verify_device(plan: TrainPlan) -> Verification | None:
     """Compare the plan's device with the CPU, or remember that it agreed before; None where the CPU is the device."""
-    check_length(plan.device, plan.job)
     if not plan.device.is_accelerator:
         return None
+    if words := known_fault(plan.device, plan.job):
+        return Verification(plan.device.label, False, words, 0.0)
     key = _key(plan)
     if (known := load_profile().checked.get(key)) and known.get("passed"):
         return Verification(plan.device.label, True, f"{known['words']}, as found before", 0.0)
     started = time.perf_counter()
-    problem = None
-    try:
-        words = _compare(plan)
-    except _Difference as difference:
-        problem = difference
-        words = str(difference)
-    verdict = Verification(plan.device.label, problem is None, words, round(time.perf_counter() - started, 2))
+    passed, words = _try_to_compare(plan)
+    plan.device.release()
+    verdict = Verification(plan.device.label, passed, words, round(time.perf_counter() - started, 2))
     update_profile(lambda profile: replace(profile, checked={**profile.checked, key: asdict(verdict)}))
     return verdict
+
+
+def _try_to_compare(plan: TrainPlan) -> tuple[bool, str]:
+    try:
+        return True, _compare(plan)
+    except _Difference as difference:
+        return False, str(difference)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):  # such as a kernel that the device lacks
+            return False, f"a step cannot be made: {str(error).strip().splitlines()[0]}"
+        batch_size = plan.config.train.batch_size
+        hint = f"try --batch-size {max(2, batch_size // 2)}, or --device cpu"
+        raise DeviceError(f"{plan.device.kind} is out of memory at batch size {batch_size}", hint) from error
 
 
 def device_error(verdict: Verification) -> DeviceError:
@@ -80,22 +85,16 @@ def device_error(verdict: Verification) -> DeviceError:
     return DeviceError(f"{verdict.device} does not compute what the CPU computes: {verdict.words}", hint)
 
 
-def check_length(device: Device, job: Job) -> None:
-    """Refuse what is known to go wrong silently. In a weight's gradient the length is batch × tokens."""
-    if device.image.type != "mps" or not re.search(r"Apple M[12]\b", device.name) or _torch_numbers() >= (2, 14):
-        return
-    tokens = max(job.model.image.tokens, job.text_tokens)
-    if job.batch_size * tokens >= MPS_REDUCTION_LIMIT:
-        fitting = (MPS_REDUCTION_LIMIT - 1) // tokens
-        raise DeviceError(
-            f"batch {job.batch_size} × {tokens} tokens is a product of length {job.batch_size * tokens:,}, which "
-            f"{device.name} computes wrongly with torch {torch_version()} (pytorch issue 193487)",
-            f"--batch-size {fitting}, or torch 2.14, or --device cpu",
-        )
-
-
-def _torch_numbers() -> tuple[int, ...]:
-    return tuple(int(part) for part in re.findall(r"\d+", torch_version())[:2])
+def known_fault(device: Device, job: Job) -> str | None:
+    """What is known to go wrong silently, in words; in a weight's gradient the length is batch × tokens."""
+    if device.product_limit is None or job.longest_product < device.product_limit:
+        return None
+    tokens = job.longest_product // job.batch_size
+    return (
+        f"batch {job.batch_size} × {tokens} tokens is a product of length {job.longest_product:,}, which {device.name} "
+        f"gets wrong with torch {torch_version()} (pytorch issue 193487); right are torch 2.14 and batches up to "
+        f"{(device.product_limit - 1) // tokens}"
+    )
 
 
 def _key(plan: TrainPlan) -> str:
@@ -127,7 +126,7 @@ class _StepTaken:
 
 def _compare(plan: TrainPlan) -> str:
     """Raises _Difference; returns what was compared."""
-    job = plan.job if _is_affordable(plan) else cut(plan.job)
+    job = plan.job if _is_affordable(plan) else plan.job.cut()
     sides = _Sides(plan, job)
     precision = str(plan.precision.value)
     sides.device_step(_other_shape(job), "fp32")
@@ -186,6 +185,7 @@ class _Sides:
     def _step(self, state: TrainState, job: Job, precision: str) -> _StepTaken:
         self._reset(state)
         state.precision = precision
+        state.loss_scale = LossScale(state.device.image) if precision == "fp16" else None
         loss = float(train_step(state, trial_batch(job), lr=LR).loss)
         parameters = dict(state.model.named_parameters())
         gradients = {name: one.grad.detach().cpu().clone() for name, one in parameters.items() if one.grad is not None}
@@ -247,7 +247,7 @@ def _compare_updates(mine: _StepTaken, expected: dict[str, Tensor], start: dict[
 
 def _probe_length(device: Device, job: Job) -> None:
     """A product as long as a weight's gradient sums over, with all its weight in the tail; shorter ones before it."""
-    length = job.batch_size * max(job.model.image.tokens, job.text_tokens)
+    length = job.longest_product
     noise = torch.Generator().manual_seed(1)
     for rows in (max(1, length // 3), length):
         left, right = (torch.randn(rows, 48, generator=noise) for _ in range(2))

@@ -16,13 +16,14 @@ from clipctl.training.plan import TrainPlan, make_plan
 
 # Settings that may change without asking: they do not change what is computed, or only for how long.
 FREE_KEYS = (
-    *("runtime.device", "runtime.workers", "runtime.threads"),
+    *("runtime.device", "runtime.workers", "runtime.threads", "runtime.recompute"),
     *("train.epochs", "train.steps"),
     *("save.every", "save.keep_last", "save.keep_best"),
 )
 # What the last bits of a sum depend on, in environment.json.
 BIT_FACTS = {
     "device": ("device", "name"),
+    "precision": ("precision", "value"),
     "threads": ("threads", "value"),
     "torch": ("torch",),
     "numpy": ("numpy",),

@@ -71,6 +71,7 @@ def fresh_state(config: TrainConfig, device: Device, precision: str, threads: in
     keep_freed_memory()
     torch.manual_seed(config.train.seed)
     model = Clip(config.model, loss=config.train.loss).place(device.image, device.text)
+    model.image.recompute = model.text.recompute = config.runtime.recompute
     return TrainState(
         model=model,
         optimizer=make_optimizer(model, config.optim),
@@ -133,8 +134,8 @@ def _optimizer_shapes(state: TrainState, header: dict[str, TensorInfo]) -> dict[
         for name, parameter in state.model.named_parameters():
             shapes |= {f"{name}.{key}": tuple(parameter.shape) for key in ("exp_avg", "exp_avg_sq")}
             shapes[f"{name}.step"] = ()
-    if state.loss_scale is not None and LOSS_SCALE in header:  # absent after a change of precision
-        shapes[LOSS_SCALE] = tuple(state.loss_scale.tensor.shape)
+    if LOSS_SCALE in header:  # a change of precision takes or leaves it
+        shapes[LOSS_SCALE] = (2,)
     return shapes
 
 
@@ -162,8 +163,8 @@ def _optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
         for key, value in state.optimizer.state[parameter].items():
             tensors[f"{name}.{key}"] = value
     tensors["rng.cpu"] = torch.get_rng_state()
-    if state.device.is_accelerator:
-        tensors["rng.device"] = torch.get_device_module(state.device.image).get_rng_state()
+    if (on_device := state.device.rng_state()) is not None:
+        tensors["rng.device"] = on_device
     if state.loss_scale is not None:
         tensors[LOSS_SCALE] = state.loss_scale.tensor
     return tensors
@@ -175,7 +176,7 @@ def _restore_optimizer(state: TrainState, tensors: dict[str, Tensor]) -> None:
         # Fused AdamW keeps its step counter where the parameter is.
         state.optimizer.state[parameter] = {key.rpartition(".")[2]: tensors[key].to(parameter.device) for key in keys}
     torch.set_rng_state(tensors["rng.cpu"])
-    if "rng.device" in tensors and state.device.is_accelerator:
-        torch.get_device_module(state.device.image).set_rng_state(tensors["rng.device"])
+    if "rng.device" in tensors:
+        state.device.set_rng_state(tensors["rng.device"])
     if LOSS_SCALE in tensors and state.loss_scale is not None:
         state.loss_scale.tensor.copy_(tensors[LOSS_SCALE])

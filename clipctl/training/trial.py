@@ -4,6 +4,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -40,7 +41,7 @@ def time_steps(
     config: TrainConfig, job: Job, settings: Sequence[Setting], *, limit_s: float, min_samples: int = 3
 ) -> dict[Setting, Timing]:
     """Steps under several settings, taking turns. States are shared by settings that only compute otherwise."""
-    config = replace(config, model=job.model)
+    config = replace(config, model=job.model, runtime=replace(config.runtime, recompute=False))
     devices = {label: open_device(label) for label in {setting.device for setting in settings}}
     states = {label: fresh_state(config, device, "fp32", settings[0].threads) for label, device in devices.items()}
     batch = trial_batch(job)
@@ -56,7 +57,13 @@ def time_steps(
         state.precision = setting.precision
         state.loss_scale = LossScale(state.device.image) if setting.precision == "fp16" else None
 
-    timings = time_in_turns(works, limit_s=limit_s, before_round=prepare, min_samples=min_samples)
+    try:
+        timings = time_in_turns(works, limit_s=limit_s, before_round=prepare, min_samples=min_samples)
+    finally:
+        works.clear()
+        states.clear()
+        for device in devices.values():
+            device.release()
     return {setting: timings[str(number)] for number, setting in enumerate(settings)}
 
 
@@ -100,9 +107,7 @@ def measure_apart(tasks: Sequence[Task], *, limit_s: float) -> list[Measured]:
         except BrokenProcessPool:
             words = "the steps were ended by the system, most likely for want of memory"
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
-                raise
-            words = "out of memory"
+            words = "out of memory" if is_out_of_memory(error) else str(error).strip().splitlines()[0]
         raise DeviceError(f"{words} at batch size {tasks[-1].job.batch_size} on {tasks[-1].settings[0].device}")
 
 
@@ -113,7 +118,8 @@ def _measure(tasks: Sequence[Task], limit_s: float) -> list[Measured]:
 def _measure_task(task: Task, limit_s: float) -> Measured:
     first, *others = task.settings
     timings = time_steps(task.config, task.job, [first], limit_s=limit_s)
-    peak_bytes = open_device(first.device).peak_bytes() or peak_rss_bytes()
+    device = open_device(first.device)
+    peak_bytes = device.peak_bytes() or device.allocated_bytes() or peak_rss_bytes()
     if others:
         timings |= time_steps(task.config, task.job, others, limit_s=limit_s)
     return timings, peak_bytes
@@ -124,11 +130,12 @@ def probe_rates(device: Device, precision: str, threads: int) -> Rates:
     a small product tells first whether a larger one can be afforded."""
     torch.set_num_threads(threads)
     gflops = 0.0
-    for side in _PROBE_SIDES:
-        matrix = torch.randn(side, side).to(device.image, DTYPES[precision])
-        watch = Stopwatch(partial(torch.mm, matrix, matrix), device.synchronize)
-        fastest_s = min(watch.sample() for _ in range(_PROBE_CALLS))
-        gflops = max(gflops, 2 * side**3 / fastest_s / 1e9)
-        if fastest_s > _PROBE_LIMIT_S:
-            break
+    with suppress(RuntimeError, TypeError):  # a precision that the device does not know reaches nothing
+        for side in _PROBE_SIDES:
+            matrix = torch.randn(side, side).to(device.image, DTYPES[precision])
+            watch = Stopwatch(partial(torch.mm, matrix, matrix), device.synchronize)
+            fastest_s = min(watch.sample() for _ in range(_PROBE_CALLS))
+            gflops = max(gflops, 2 * side**3 / fastest_s / 1e9)
+            if fastest_s > _PROBE_LIMIT_S:
+                break
     return Rates(device.label, precision, threads, round(gflops, 3))

@@ -20,7 +20,7 @@ from clipctl.model.forecast import Job, Setting
 from clipctl.runs.rundir import RunDir
 from clipctl.training import choice, loop, preflight
 from clipctl.training.plan import make_plan
-from clipctl.training.preflight import check_length, verify_device
+from clipctl.training.preflight import known_fault, verify_device
 from clipctl.training.resume import prepare_resumption
 from clipctl.training.trial import time_steps
 from tests.conftest import MICRO
@@ -103,7 +103,19 @@ def test_a_choice_is_remembered(monkeypatch):
 def test_a_short_run_is_not_worth_measuring(monkeypatch):
     monkeypatch.setattr(choice, "time_steps", lambda *_, **__: pytest.fail("measured"))
     plan = plan_for(steps=1)
-    assert plan.device.label == "cpu" and "would take more than 2 % of the run" in plan.device.reason
+    assert plan.device.label == "cpu" and plan.device.reason.startswith("through in about")
+
+
+def test_a_long_run_that_cannot_be_measured_goes_by_what_is_usual(monkeypatch):
+    monkeypatch.setattr(choice, "LIMIT_WITH_ACCELERATOR_S", 0.0)
+    plan = plan_for(steps=10_000_000)
+    assert plan.device.label == "fake" and "usually faster" in plan.device.reason
+
+
+def test_a_run_goes_on_elsewhere_in_a_precision_that_suits():
+    before = Setting("fake", "bf16", 1)
+    config = resolve([Layer("test", {**SETTINGS, "runtime.device": "cpu"})])
+    assert make_plan(config, before).precision.value == "fp32"
 
 
 def test_real_trials_take_turns_on_all_devices():
@@ -210,18 +222,37 @@ def test_a_correct_device_passes_a_hundred_seeds(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_a_correct_device_passes_in_half_precision(precision):
-    assert verify_device(plan_for(device="fake", precision=precision)).passed
+def test_a_correct_device_passes_in_half_precision(precision, tmp_path, monkeypatch):
+    for seed in range(10):
+        monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path / str(seed)))
+        with fake.using(faults={"rounding"}):
+            verdict = verify_device(plan_for(device="fake", precision=precision, seed=seed))
+        assert verdict.passed, (seed, verdict.words)
 
 
 def test_what_passed_is_not_checked_again_and_what_failed_is(monkeypatch):
     assert verify_device(plan_for(device="fake")).passed
     monkeypatch.setattr(preflight, "_compare", lambda plan: pytest.fail("checked again"))
     assert "as found before" in verify_device(plan_for(device="fake")).words
-    with pytest.raises(pytest.fail.Exception):  # another shape was never checked
+    with pytest.raises(pytest.fail.Exception):  # another precision was never checked
         verify_device(plan_for(device="fake", precision="bf16"))
     (kept,) = load_profile().checked.values()
     assert kept["passed"] and kept["device"] == "fake"
+
+
+def test_what_failed_is_checked_again():
+    with fake.using(faults={"gradient_scaled"}):
+        assert not verify_device(plan_for(device="fake")).passed
+    assert verify_device(plan_for(device="fake")).passed
+
+
+def test_a_kernel_that_is_missing_is_a_failure_and_no_crash(monkeypatch):
+    def lacks(plan):
+        raise NotImplementedError("aten::something is not implemented for fake")
+
+    monkeypatch.setattr(preflight, "_compare", lacks)
+    verdict = verify_device(plan_for(device="fake"))
+    assert not verdict.passed and "a step cannot be made: aten::something" in verdict.words
 
 
 def test_the_cpu_needs_no_check():
@@ -248,6 +279,25 @@ def test_a_wrong_device_can_be_allowed_and_marks_the_run(tmp_path):
     assert json.loads((tmp_path / "r/environment.json").read_text())["device"]["verified"] == "failed"
 
 
+def test_auto_falls_back_to_the_cpu(tmp_path, monkeypatch):
+    timings({"cpu": 0.10, "fake": 0.05, "hybrid": 0.07}, monkeypatch)
+    monkeypatch.setattr(choice, "SHARE_OF_RUN", 1e9)
+    with fake.using(faults={"gradient_scaled"}):
+        done = invoke("train", "--precision", "fp32", "--runs-dir", str(tmp_path), "--name", "r")
+    assert done.exit_code == 0, done.output
+    assert "warning: fake does not compute" in done.stderr and "training on the CPU instead" in done.stderr
+    assert json.loads((tmp_path / "r/environment.json").read_text())["device"]["label"] == "cpu"
+
+
+def test_a_device_that_lacks_a_kernel_is_not_chosen(monkeypatch):
+    def lacks(*_, **__):
+        raise NotImplementedError("aten::something is not implemented for fake")
+
+    monkeypatch.setattr(choice, "time_steps", lacks)
+    monkeypatch.setattr(choice, "SHARE_OF_RUN", 1e9)
+    assert plan_for().device.label == "cpu"
+
+
 def test_a_right_device_is_noted(tmp_path):
     done = invoke("train", "--device", "fake", "--runs-dir", str(tmp_path), "--name", "r")
     assert done.exit_code == 0 and "agree with the CPU" in done.stderr
@@ -265,15 +315,15 @@ def test_a_right_device_is_noted(tmp_path):
 )
 def test_products_that_apples_first_chips_get_wrong_are_refused(chip, torch_version, preset, limit, monkeypatch):
     monkeypatch.setattr(preflight, "torch_version", lambda: torch_version)
+    monkeypatch.setattr(devices, "torch_version", lambda: torch_version)
     device = replace(open_device("cpu"), label="mps", image=torch.device("mps"), text=torch.device("mps"), name=chip)
     model = resolve([Layer("test", {"preset": preset})]).model
     if limit is None:
-        check_length(device, Job(model, 10_000, 77))
+        assert known_fault(device, Job(model, 10_000, 77)) is None
         return
-    check_length(device, Job(model, limit, 77))
-    with pytest.raises(DeviceError, match="193487") as caught:
-        check_length(device, Job(model, limit + 1, 77))
-    assert f"--batch-size {limit}" in caught.value.hint
+    assert known_fault(device, Job(model, limit, 77)) is None
+    words = known_fault(device, Job(model, limit + 1, 77))
+    assert "193487" in words and words.endswith(f"batches up to {limit}")
 
 
 # --- bench ----------------------------------------------------------------------------------------------------
@@ -300,7 +350,7 @@ def test_a_wrong_result_shows_in_the_bench():
     assert max(row.error for row in result.results if row.device == "fake") > 1e-3
 
 
-def test_recommend_device_measures_both():
+def test_recommend_device_says_what_was_not_measured():
     done = CliRunner().invoke(app, ["recommend-device", "--preset", "tiny", "--batch-size", "2", "--json"])
     document = json.loads(done.stdout)
     assert [one["device"] for one in document["candidates"]] == ["cpu", "fake"]
