@@ -108,8 +108,9 @@ class _Bench:
             self.overheads = [measure_overhead(place) for place in self.places]
             self.peaks = [peak for place in self.places for peak in self._peaks(place)]
             rows = self._rows(micro)
-            self.peaks = raise_peaks(self.peaks, rows)
-            rows = place_under_roof(rows, self.peaks, self.overheads)
+            # Attention may compute in another precision than it is given, so only products say what one reaches.
+            self.peaks = raise_peaks(self.peaks, [row for row in rows if row.suite != "attention"])
+            rows = place_under_roof(rows, raise_peaks(self.peaks, rows), self.overheads)
         torch.set_num_threads(self.cores)
         if "step" in self.request.suites:
             self.peaks = self.peaks or [peak for place in self.places for peak in self._quick_peaks(place)]
