@@ -505,7 +505,7 @@ def three(monkeypatch):
     """One finding of each verdict."""
     findings = [
         Finding("Python", "ok", "3.11.7", None),
-        Finding("disk", "warn", "5.0 GiB free for runs in /home/alice/work/runs on alicebox", "make room " * 20),
+        Finding("disk", "warn", "5.0 GiB free for runs in /home/alice/models/runs on alicebox", "make room " * 20),
         Finding("load", "bad", "by `alice`, /data/alice/x and /home/alicebob; " + "very " * 30 + "busy", None),
     ]
     monkeypatch.setattr(checkup, "checkup", lambda runs_dir: findings)
@@ -548,7 +548,7 @@ def test_nothing_bad_ends_with_0(three):
 
 def test_the_block_for_an_issue_tells_nobodys_name(three):
     text = " ".join(doctor.paste(three).split())
-    assert "~/work/runs on HOST" in text and "by 'USER', /data/USER/x and /home/alicebob;" in text
+    assert "~/models/runs on HOST" in text and "by 'USER', /data/USER/x and /home/alicebob;" in text
     assert "/home/alice/" not in text and "alicebox" not in text and text.count("```") == 2
 
 
