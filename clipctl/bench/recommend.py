@@ -286,7 +286,7 @@ def _assumptions(question: Question, profile: Profile, candidates: Sequence[Cand
         speedup = prior_speedup(cost.parameters(question.model))
         words.append(f"prior: the notes say that an Apple GPU is {speedup:g} × as fast as the CPU at this size")
     if not profile.steps:
-        words.append("nothing was measured on this machine yet: clipctl bench does, in two minutes")
+        words.append("no training step was timed on this machine yet: clipctl bench does, in two minutes")
     return words
 
 
