@@ -27,7 +27,7 @@ from clipctl.training.step import DTYPES
 from clipctl.training.trial import probe_rates
 
 DEFAULT_SIZES = (100_000, 1_000_000, 10_000_000)
-CASE_LIMIT_S = 0.8  # for one operation of one size under one setting
+CASE_LIMIT_S = 0.7  # for one operation of one size under one setting
 CALL_LIMIT_S = 0.6  # a call that would take longer is left out
 PILOT_SIZE = 256 * 256
 TELLING_S = 0.005
