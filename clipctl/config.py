@@ -7,6 +7,7 @@ is parsed by the type of its field, and all mistakes are reported together.
 import dataclasses
 import difflib
 import math
+import os
 import re
 import types
 import typing
@@ -25,6 +26,21 @@ DeviceName = str  # "auto", "cpu", "mps", "cuda", "cuda:1", "hybrid"
 PRECISIONS = ("fp32", "bf16", "fp16")  # the usual one first
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
 LossName = Literal["softmax", "sigmoid"]
+CacheName = Literal["auto", "ram", "disk", "off"]
+DataFormat = Literal[
+    "csv",
+    "tsv",
+    "pipe",
+    "flickr",
+    "jsonl",
+    "coco",
+    "karpathy",
+    "json",
+    "webdataset",
+    "imagefolder",
+    "sidecar",
+    "classes",
+]
 
 
 @dataclass(frozen=True)
@@ -42,6 +58,24 @@ class Interval:
         if not match or not 0 < count < 1e12:
             raise ValueError("a number of epochs, steps or minutes such as 5e, 500s or 10m")
         return cls(count, typing.cast(Any, match[2] or match[4]))
+
+
+def absolute(text: str) -> str:
+    """A place on disk, wherever a run is resumed from; the name of drawn data stays as it is."""
+    return text if text.partition(":")[0] == "synthetic" else os.path.abspath(os.path.expanduser(text))
+
+
+def check_template(text: str) -> None:
+    if "{}" not in text:
+        raise ValueError("a caption with {} where the class belongs, such as 'a photo of a {}'")
+
+
+def check_tokenizer(text: str) -> None:
+    name, _, number = text.partition(":")
+    if name == "bpe" and not (number.isdecimal() and 300 <= int(number) <= 1_000_000):
+        raise ValueError("bpe:VOCABULARY with 300 symbols or more, such as bpe:4096")
+    if name == "characters" and number:
+        raise ValueError("characters, bpe:4096, or the path of a tokenizer.json")
 
 
 def bounded(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
@@ -82,12 +116,29 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DataConfig:
-    source: str = "synthetic"  # or synthetic:PAIRS
-    seed: int = bounded(0, low=0, high=2**32 - 1)  # of the drawn pictures; the training seed is train.seed
+    # synthetic, synthetic:PAIRS, or where your pictures are; several are joined
+    source: tuple[str, ...] = field(default=("synthetic",), metadata={"convert": absolute})
+    val: str | None = field(
+        default=None, metadata={"convert": absolute}
+    )  # held-out data, instead of a part of the source
+    format: DataFormat | None = None  # None, here and below: found out from the files
+    image_column: str | None = None
+    caption_column: str | None = None  # several, separated by commas
+    image_root: str | None = field(default=None, metadata={"convert": absolute})  # where picture paths start
+    separator: str | None = None
+    template: str = field(default="a photo of a {}", metadata={"check": check_template})  # captions of class folders
+    tokenizer: str = field(
+        default="characters", metadata={"check": check_tokenizer}
+    )  # or bpe:4096, or a tokenizer.json
+    seed: int = bounded(0, low=0, high=2**32 - 1)  # of drawn pictures and of the split; the training seed is train.seed
     val_fraction: float = bounded(0.1, low=0.001, high=0.9)
-    max_shift: float = bounded(0.08, low=0.0, high=0.5)  # augmentation: random shift, as a share of the side
-    max_zoom: float = bounded(0.1, low=0.0, high=0.5)  # augmentation: random zoom in or out
-    flip: bool = True  # augmentation: mirror, except where the caption says left or right
+    val_limit: int = bounded(1000, low=2, high=100_000)  # pictures that an evaluation looks at, at most
+    # Augmentation. None: what suits drawn scenes (shift and zoom), or pictures from files (crop and jitter).
+    max_shift: float | None = bounded(None, low=0.0, high=0.5)  # random shift, as a share of the side
+    max_zoom: float | None = bounded(None, low=0.0, high=0.5)  # random zoom in or out
+    min_crop: float | None = bounded(None, low=0.05, high=1.0)  # smallest share of the area that a random crop keeps
+    jitter: float | None = bounded(None, low=0.0, high=0.9)  # of brightness, contrast and saturation
+    flip: bool = True  # mirror, except where the caption says left or right
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,6 +179,7 @@ class RuntimeConfig:
     precision: Precision = "auto"
     threads: int | None = bounded(None, low=1, high=4096)  # None: chosen for this machine
     workers: int | None = bounded(None, low=0, high=256)  # None: chosen for this machine and data
+    cache: CacheName = "auto"  # decoded pictures: in memory, on disk, not at all
     recompute: bool = False  # blocks again in the backward pass instead of keeping what they computed: less memory
 
 
@@ -346,11 +398,12 @@ def parse_counts(texts: Sequence[str], *, limit: int = 1000) -> list[int]:
 class Leaf:
     """One setting: how its values are written and which are allowed."""
 
-    kind: Any  # int, float, bool, str or a Literal
+    kind: Any  # int, float, bool, str, a tuple of str, or a Literal
     optional: bool
     low: float | None
     high: float | None
     check: Callable[[str], Any] | None  # of a text: raises ValueError saying what is expected
+    convert: Callable[[str], str] | None  # of a text: how it is kept
 
     def parse(self, raw: Any) -> Any:
         """The value that `raw` (from YAML, a flag or Python) stands for. Raises ValueError saying what is expected."""
@@ -364,12 +417,17 @@ class Leaf:
         if self.kind is bool:
             return _parse_bool(raw)
         if self.kind is str:
-            if not isinstance(raw, str) or not raw:
-                raise ValueError("text")
-            if self.check:
-                self.check(raw)
-            return raw
+            return self._parse_text(raw)
+        if self.kind == tuple[str, ...]:
+            return tuple(self._parse_text(one) for one in (raw if isinstance(raw, list | tuple) and raw else [raw]))
         return self._parse_number(raw)
+
+    def _parse_text(self, raw: Any) -> str:
+        if not isinstance(raw, str) or not raw:
+            raise ValueError("text")
+        if self.check:
+            self.check(raw)
+        return self.convert(raw) if self.convert else raw
 
     def _parse_number(self, raw: Any) -> int | float:
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):
@@ -411,10 +469,10 @@ def _find_leaves(cls: type, prefix: str) -> Iterator[tuple[str, Leaf]]:
         if dataclasses.is_dataclass(kind):
             yield from _find_leaves(typing.cast(type, kind), f"{prefix}{name}.")
             continue
-        optional = isinstance(kind, types.UnionType)
+        optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
         if optional:
             kind = next(part for part in typing.get_args(kind) if part is not type(None))
-        limits = (item.metadata.get(key) for key in ("low", "high", "check"))
+        limits = (item.metadata.get(key) for key in ("low", "high", "check", "convert"))
         yield f"{prefix}{name}", Leaf(kind, optional, *limits)
 
 

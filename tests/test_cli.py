@@ -55,7 +55,7 @@ def test_json_is_one_document_on_stdout(tmp_path):
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     done = clipctl("train", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0
-    for text in ("parameters", "216 pairs", "24 held out", "no accelerator", "chance loss", "activations"):
+    for text in ("parameters", "216 pictures", "24 held out", "no accelerator", "chance loss", "activations"):
         if text != "no accelerator":
             assert text in done.stdout
     assert list(tmp_path.iterdir()) == []
@@ -92,7 +92,7 @@ def test_a_large_batch_shrinks_and_says_so():
         (["--lr", "fast", "--seed", "x"], 2, ["optim.lr must be a number", "train.seed must be a whole number"]),
         (["--config", "missing.yaml"], 2, ["no such config file: missing.yaml"]),
         (["--name", "a/b"], 2, ["cannot name a run"]),
-        (["no-such-folder"], 2, ["'no-such-folder' is no dataset"]),
+        (["no-such-folder"], 2, ["no such file or directory", "no-such-folder"]),
         (["--no-such-flag"], 2, ["--no-such-flag"]),
         (["--preset", "huge", "--batch-size", "200"], 4, ["training needs about", "hint:"]),
     ],

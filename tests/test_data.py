@@ -6,11 +6,14 @@ import torch
 
 from clipctl.config import DataConfig
 from clipctl.data import tokenizers
-from clipctl.data.images import MEAN, STD, augment, normalise
-from clipctl.data.loader import Collate, PairDataset, TrainLoader
-from clipctl.data.sampling import EpochSampler, epoch_batches
+from clipctl.data.cache import RamCache
+from clipctl.data.images import MEAN, STD, Augmentation, augment, normalise
+from clipctl.data.loader import Collate, Pair, PairDataset, TrainLoader
+from clipctl.data.sampling import EpochSampler, Key, epoch_batches
 from clipctl.data.sources.synthetic import SyntheticSource
 from clipctl.data.tokenizers import PAD_ID, START_ID, UNKNOWN_ID, CharacterTokenizer
+
+DRAWN = Augmentation.of(DataConfig(), drawn=True)
 
 
 @pytest.fixture
@@ -85,13 +88,14 @@ def test_normalised_pictures_are_what_every_clip_expects():
 
 def test_augmentation_is_determined_by_its_generator():
     pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
-    results = [augment(pixels, np.random.default_rng(7), max_shift=0.2, max_zoom=0.1, flip=True) for _ in range(2)]
+    results = [augment(pixels, np.random.default_rng(7), 16, DRAWN, flip=True) for _ in range(2)]
     assert (results[0] == results[1]).all() and results[0].shape == pixels.shape
 
 
 def test_no_augmentation_leaves_the_picture_alone():
     pixels = np.random.default_rng(0).integers(0, 256, (8, 8, 3), dtype=np.uint8)
-    assert (augment(pixels, np.random.default_rng(0), max_shift=0.0, max_zoom=0.0, flip=False) == pixels).all()
+    how = Augmentation(max_shift=0, max_zoom=0, flip=False, min_crop=1, jitter=0)
+    assert (augment(pixels, np.random.default_rng(0), 8, how, flip=False) == pixels).all()
 
 
 # --- loader ---------------------------------------------------------------------------------------------------
@@ -102,12 +106,16 @@ class SideSource:
 
     def __init__(self, caption):
         self._caption = caption
+        self.caption_counts, self.picture_keys = np.ones(4, int), np.arange(4)
 
     def __len__(self):
         return 4
 
     def captions(self, index):
         return [self._caption]
+
+    def caption_key(self, index, which):
+        return 0
 
     def picture(self, index, size_px):
         from PIL import Image
@@ -121,21 +129,20 @@ class SideSource:
     ("caption", "mirrored"), [("a cat on the left", False), ("Right: a cat", False), ("a cat", True)]
 )
 def test_pictures_whose_caption_names_a_side_are_not_mirrored(tokenizer, caption, mirrored):
-    dataset = PairDataset(
-        SideSource(caption), tokenizer, DataConfig(max_shift=0.0, max_zoom=0.0), 8, seed=0, cache_bytes=10**6
-    )
-    left_is_white = {bool(dataset[(epoch, 0)][0][0, 0, 0] == 255) for epoch in range(30)}
+    source, how = SideSource(caption), Augmentation(max_shift=0, max_zoom=0, flip=True, min_crop=1, jitter=0)
+    dataset = PairDataset(source, tokenizer, how, 8, 0, RamCache(source, 8, 10**6))
+    left_is_white = {bool(dataset[Key(epoch, 0, 0)].pixels[0, 0, 0] == 255) for epoch in range(30)}
     assert left_is_white == ({True, False} if mirrored else {True})
 
 
 def make_loader(tokenizer, workers=0, cache_bytes=10**6):
     source = SyntheticSource(20, seed=0, validation=False)
-    dataset = PairDataset(source, tokenizer, DataConfig(), 16, seed=0, cache_bytes=cache_bytes)
-    return TrainLoader(dataset, EpochSampler(20, 6, seed=0), workers=workers, fixed_length=True)
+    dataset = PairDataset(source, tokenizer, DRAWN, 16, 0, RamCache(source, 16, cache_bytes))
+    return TrainLoader(dataset, EpochSampler(source, 6, seed=0), workers=workers, fixed_length=True)
 
 
 def tensors(loader, epoch, first_batch=0):
-    return [tensor for batch in loader.epoch(epoch, first_batch) for tensor in batch]
+    return [tensor for batch in loader.epoch(epoch, first_batch) for tensor in (batch.images, batch.tokens)]
 
 
 def same(left, right):
@@ -161,11 +168,16 @@ def test_loading_leaves_the_global_generator_alone(tokenizer):
 
 
 def test_the_dataset_pickles_for_spawned_workers(tokenizer):
-    dataset = PairDataset(SyntheticSource(4, seed=0, validation=False), tokenizer, DataConfig(), 16, 0, 10**6)
-    assert (pickle.loads(pickle.dumps(dataset))[(0, 1)][0] == dataset[(0, 1)][0]).all()
+    source = SyntheticSource(4, seed=0, validation=False)
+    dataset = PairDataset(source, tokenizer, DRAWN, 16, 0, RamCache(source, 16, 10**6))
+    key = Key(0, 1, 2)
+    assert (pickle.loads(pickle.dumps(dataset))[key].pixels == dataset[key].pixels).all()
 
 
 def test_tokens_are_cut_to_the_longest_caption_unless_fixed(tokenizer):
-    pairs = [(np.zeros((2, 2, 3), np.uint8), tokenizer.encode(caption)) for caption in ("a", "cats")]
+    pixels = np.zeros((2, 2, 3), np.uint8)
+    pairs = [
+        Pair(pixels, tokenizer.encode(caption), number, number, ()) for number, caption in enumerate(["a", "cats"])
+    ]
     assert Collate(fixed_length=False)(pairs).tokens.shape == (2, 6)
     assert Collate(fixed_length=True)(pairs).tokens.shape == (2, 16)

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from clipctl.bench.results import BenchResult
 from clipctl.cli.app import app
-from clipctl.cli.train import NEXT_COMMANDS
+from clipctl.cli.train import NEXT_COMMANDS, NEXT_WITH_OWN_DATA
 from clipctl.config import LEAVES, PRESETS, Layer, load_yaml, resolve
 from clipctl.hardware.profile import Machine
 from clipctl.model import cost
@@ -25,7 +25,7 @@ def commands() -> list[str]:
     """Every line of the documents that a reader could type, and what a finished training suggests."""
     texts = [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]]
     found = [line for text in texts for line in re.findall(r"^    (?:\$ )?(?:\S*/)?(clipctl .*)$", text, re.MULTILINE)]
-    return found + [command.format(seed=0) for _, command in NEXT_COMMANDS]
+    return found + [command.format(data="synthetic") for _, command in (*NEXT_COMMANDS, *NEXT_WITH_OWN_DATA)]
 
 
 ONE_LOOK = {"--once", "--json", "--svg"}

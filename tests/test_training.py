@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 
 from clipctl import config as configs
 from clipctl.config import Layer, OptimConfig, resolve
-from clipctl.data.loader import Batch, validation_batches
+from clipctl.data.loader import Batch, HeldOut, read_held_out
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.model import cost
 from clipctl.model.forecast import with_margin
@@ -313,7 +313,7 @@ def evaluate(micro, image_of, text_of, captions):
     state.model = Memory(image_of, text_of)
     count = len(captions)
     batch = Batch(torch.zeros(count, 4, 4, 3, dtype=torch.uint8), torch.arange(count).unsqueeze(1))
-    return Evaluator([batch], captions)(state)
+    return Evaluator(HeldOut([batch], [], captions, np.eye(count, dtype=bool), ()))(state)
 
 
 def test_a_perfect_model_finds_everything(micro):
@@ -351,14 +351,12 @@ def test_both_directions_use_the_querys_own_negatives(micro):
 
 def test_held_out_batches_are_of_almost_equal_size(micro):
     plan = make_plan(changed(micro, "train", batch_size=3))
-    sizes = [
-        len(batch.images) for batch in validation_batches(plan.val_source, plan.tokenizer, size_px=16, batch_size=3)
-    ]
-    assert sizes == [2, 2]
+    held_out = read_held_out(plan.val_source, plan.tokenizer, size_px=16, batch_size=3)
+    assert [len(batch.images) for batch in held_out.batches] == [2, 2]
 
 
 def test_negatives_are_sorted_by_how_alike_their_captions_are():
     captions = ["a red cat at night", "a red cat at sea", "a blue cat at sea", "two towers"]
-    bands = negative_bands(captions)
+    bands = negative_bands(captions, np.eye(4, dtype=bool))
     assert list(bands[0]) == [-1, 2, 1, 0]
     assert np.array_equal(np.diag(bands), [-1] * 4)

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import clipctl
-from clipctl.cli import bench, checkpoint, doctor, monitor, recommend, train
+from clipctl.cli import bench, checkpoint, data, doctor, monitor, recommend, train
 from clipctl.cli.render import plain, prose
 from clipctl.cli.startup import LightCommand, SpreadCommand, already_false
 from clipctl.errors import ClipctlError, ExitCode
@@ -64,6 +64,9 @@ checkpoints = typer.Typer(cls=Commands, help="List, show, verify, prune and comp
 for name, command in checkpoint.COMMANDS.items():
     checkpoints.command(name, cls=LightCommand)(command)
 app.add_typer(checkpoints, name="checkpoint")
+datasets = typer.Typer(cls=Commands, help="Look at pictures and captions before training.", no_args_is_help=True)
+datasets.command("inspect", cls=LightCommand)(data.inspect)
+app.add_typer(datasets, name="data")
 app.command("bench", cls=SpreadCommand)(bench.bench)
 app.command("doctor", cls=LightCommand)(doctor.doctor)
 app.command("recommend-device", cls=SpreadCommand)(recommend.recommend_device)

@@ -16,9 +16,57 @@ def _option(flag: str, help: str, panel: str, metavar: str, envvar: str | None =
     return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=envvar, show_default=False)
 
 
+_DATA = "Data"
 Data = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[DATA]...",
+        help="A table, JSON, directory or tar shards; several are joined. Default: synthetic, or synthetic:PAIRS.",
+        show_default=False,
+    ),
+]
+DataToInspect = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="DATA...",
+        help="A table, JSON, directory or tar shards, or synthetic; several are joined.",
+        show_default=False,
+    ),
+]
+DataFormat = Annotated[
     str | None,
-    typer.Argument(metavar="DATA", help="synthetic (240 drawn pairs) or synthetic:PAIRS.", show_default=False),
+    _option(
+        "--format",
+        "csv, tsv, pipe, flickr, jsonl, coco, karpathy, json, webdataset, imagefolder, sidecar or classes; "
+        "default: recognised.",
+        _DATA,
+        "NAME",
+    ),
+]
+ImageColumn = Annotated[str | None, _option("--image-column", "Column or key of the pictures.", _DATA, "NAME")]
+CaptionColumn = Annotated[
+    str | None, _option("--caption-column", "Column or key of the captions; several with commas.", _DATA, "NAME")
+]
+ImageRoot = Annotated[str | None, _option("--image-root", "Where relative picture paths start.", _DATA, "DIR")]
+Separator = Annotated[str | None, _option("--separator", "Of a table: ',' '|' ';' or tab.", _DATA, "CHARACTER")]
+Val = Annotated[str | None, _option("--val", "Held-out data of your own.", _DATA, "DATA")]
+ValFraction = Annotated[
+    str | None, _option("--val-fraction", "Share of the pictures held out; default: 0.1.", _DATA, "SHARE")
+]
+Tokenizer = Annotated[
+    str | None,
+    _option("--tokenizer", "characters (default), bpe:4096, or a tokenizer.json.", _DATA, "NAME", "CLIPCTL_TOKENIZER"),
+]
+Cache = Annotated[
+    str | None,
+    _option("--cache", "Decoded pictures: auto (default), ram, disk or off.", _DATA, "WHERE", "CLIPCTL_CACHE"),
+]
+DeepLook = Annotated[
+    bool, typer.Option("--deep", metavar="", help="Decode every picture, on all cores.", show_default=False)
+]
+Sheet = Annotated[
+    Path | None,
+    typer.Option("--sheet", metavar="FILE", help="Write a contact sheet: PNG or JPEG.", show_default=False),
 ]
 Preset = Annotated[
     str | None,

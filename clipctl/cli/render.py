@@ -127,12 +127,14 @@ def plan_table(plan: "TrainPlan") -> Table:
         "model": f"{config.preset}, {plan.parameters:,} parameters: "
         f"image {image.width}×{image.depth} at {image.size_px} px in patches of {image.patch_px}, "
         f"text {text.width}×{text.depth} over {text.vocab_size} symbols",
-        "data": f"{config.data.source}: {len(plan.train_source):,} pairs to train on, "
+        "data": f"{', '.join(plan.config.data.source)}: {len(plan.train_source):,} pictures to train on, "
         f"{len(plan.val_source):,} held out",
+        **({} if plan.train_source.is_drawn else {"understood": "\n".join(plan.data.words)}),
         "device": f"{plan.device.kind} ({plan.device.name}) – {plan.device.reason}",
         "precision": f"{plan.precision.value} – {plan.precision.reason}",
         "threads": f"{plan.threads.value} – {plan.threads.reason}",
         "workers": f"{plan.workers.value} – {plan.workers.reason}",
+        **({} if plan.train_source.is_drawn else {"cache": f"{plan.cache.value} – {plan.cache.reason}"}),
         "steps": f"{plan.total_steps:,}: {plan.epochs:,} epochs of {plan.steps_per_epoch:,}, "
         f"batch {config.train.batch_size}, peak rate {config.optim.lr:g}",
         "time": time_line(plan),
@@ -193,6 +195,9 @@ def plan_document(plan: "TrainPlan") -> dict[str, Any]:
         "parameters": plan.parameters,
         "train_pairs": len(plan.train_source),
         "val_pairs": len(plan.val_source),
+        "understood": list(plan.data.words),
+        "cache": plan.cache.value,
+        "loss_floor": plan.loss_floor,
         "device": plan.device.kind,
         "device_reason": plan.device.reason,
         "precision": plan.precision.value,
@@ -227,18 +232,39 @@ def progress_row(progress: "Progress") -> str:
 def summary_text(summary: "TrainSummary") -> str:
     """The result, then what to do with it."""
     pairs = summary.val_pairs
-    found = [round(share * pairs) for share in (summary.t2i_r1, summary.i2t_r1)]
+    captions = round(summary.t2i_r1 * summary.val_captions)
+    pictures = round(summary.i2t_r1 * pairs)
+    if summary.val_captions == pairs:
+        found = f"of {pairs} captions it had never seen, {captions} find their picture and {pictures} are found by it"
+    else:
+        found = (
+            f"of {summary.val_captions:,} captions it had never seen, {captions:,} find their picture, and "
+            f"{pictures:,} of {pairs:,} pictures find a caption of theirs"
+        )
     score, best = (summary.i2t_r1 + summary.t2i_r1) / 2, (summary.best_i2t_r1 + summary.best_t2i_r1) / 2
     return "\n".join(
         [
             f"trained {count(summary.parameters)} parameters in {duration(summary.seconds)} on {summary.device}: "
             f"{summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
             f"peak memory {size(summary.peak_memory_bytes)}",
-            f"of {pairs} captions it had never seen, {found[0]} find their picture and {found[1]} are found by it: "
-            f"R@1 {percent(score)} (best {percent(best)}, chance {percent(1 / pairs)})",
+            f"{found}: R@1 {percent(score)} (best {percent(best)}, chance {percent(1 / pairs)})",
             f"everything is in {summary.run}",
         ]
     )
+
+
+LISTED_BAD = 10
+
+
+def bad_pictures_text(reasons: dict[str, str]) -> Text:
+    """How many could not be used, and which."""
+    from clipctl.data.sources.catalog import bad_counts
+
+    lines = [f"warning: {len(reasons):,} pictures could not be used ({bad_counts(reasons.values())}):"]
+    lines += [f"  {label}: {reason}" for label, reason in list(reasons.items())[:LISTED_BAD]]
+    if len(reasons) > LISTED_BAD:
+        lines.append(f"  … and {len(reasons) - LISTED_BAD:,} more; clipctl data inspect --deep lists all")
+    return plain("\n".join(lines), style="yellow")
 
 
 # --- checkpoint -----------------------------------------------------------------------------------------------

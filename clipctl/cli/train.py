@@ -1,5 +1,6 @@
 """clipctl train"""
 
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,12 @@ NEXT_COMMANDS = (
     ("all of it again, in one picture", "clipctl monitor --once"),
     ("more pictures, harder to tell apart", "clipctl train synthetic:2000 --epochs 20"),
     ("the size the notes measured: see the plan first", "clipctl train --preset small --dry-run"),
-    ("the same weights again", "clipctl train --seed {seed}"),
+    ("your own pictures: what would be understood", "clipctl data inspect --help"),
+)
+NEXT_WITH_OWN_DATA = (
+    ("all of it again, in one picture", "clipctl monitor --once"),
+    ("every picture decoded, duplicates, bad files", "clipctl data inspect {data} --deep"),
+    ("a larger model: see the plan first", "clipctl train {data} --preset small --dry-run"),
 )
 
 
@@ -54,6 +60,15 @@ def train(
     threads: options.Threads = None,
     workers: options.Workers = None,
     recompute: options.Recompute = False,
+    format: options.DataFormat = None,
+    image_column: options.ImageColumn = None,
+    caption_column: options.CaptionColumn = None,
+    image_root: options.ImageRoot = None,
+    separator: options.Separator = None,
+    val: options.Val = None,
+    val_fraction: options.ValFraction = None,
+    tokenizer: options.Tokenizer = None,
+    cache: options.Cache = None,
     runs_dir: options.RunsDir = None,
     name: options.Name = None,
     resume: options.Resume = None,
@@ -68,7 +83,11 @@ def train(
         background.start(runs_root(runs_dir), preset or "tiny", name, resume, as_json=json)
         return
     flags = {
-        "DATA": ("data.source", source),
+        **data_flags(source, format, image_column, caption_column, image_root, separator),
+        "--val": ("data.val", val),
+        "--val-fraction": ("data.val_fraction", val_fraction),
+        "--tokenizer": ("data.tokenizer", tokenizer),
+        "--cache": ("runtime.cache", cache),
         "--preset": ("preset", preset),
         "--epochs": ("train.epochs", epochs),
         "--steps": ("train.steps", steps),
@@ -121,16 +140,41 @@ def train(
         summary = loop.train(plan, run, watcher, resume_from=checkpoint)
     for alert in RunWatcher(run).look(time.monotonic()).alerts:
         console.print(render.plain(f"warning: {alert.what}: {alert.why}; {alert.todo}", style="yellow"), soft_wrap=True)
+    if summary.bad_pictures:
+        console.print(render.bad_pictures_text(summary.bad_pictures), soft_wrap=True)
     if json:
         render.print_json("train", summary.to_dict())
         return
     output = render.data()
     output.print(f"\n{render.summary_text(summary)}\n", markup=False, soft_wrap=True)
-    for purpose, command in NEXT_COMMANDS:
-        output.print(f"  {command.format(seed=plan.config.train.seed):<44} # {purpose}", markup=False, soft_wrap=True)
+    data = shlex.join(source or plan.config.data.source)
+    for purpose, command in NEXT_COMMANDS if plan.train_source.is_drawn else NEXT_WITH_OWN_DATA:
+        output.print(f"  {command.format(data=data):<44} # {purpose}", markup=False, soft_wrap=True)
 
 
-def asked_layers(file: Path | None, flags: dict[str, tuple[str, str | None]], assignments: list[str]) -> "list[Layer]":
+Flags = dict[str, tuple[str, Any]]  # the setting that a flag stands for, and its value; None: not given
+
+
+def data_flags(
+    source: list[str] | None,
+    format: str | None,
+    image_column: str | None,
+    caption_column: str | None,
+    image_root: str | None,
+    separator: str | None,
+) -> Flags:
+    """How data are read, for every command that reads them."""
+    return {
+        "DATA": ("data.source", source or None),
+        "--format": ("data.format", format),
+        "--image-column": ("data.image_column", image_column),
+        "--caption-column": ("data.caption_column", caption_column),
+        "--image-root": ("data.image_root", image_root),
+        "--separator": ("data.separator", separator),
+    }
+
+
+def asked_layers(file: Path | None, flags: Flags, assignments: list[str]) -> "list[Layer]":
     """The file's settings, over them the flags (or their environment variables), over them --set."""
     from clipctl.config import Layer, load_yaml, parse_assignments
 

@@ -5,23 +5,26 @@ import re
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
 from types import FrameType
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from clipctl.config import DataConfig
-from clipctl.data.images import Pixels, augment
-from clipctl.data.sampling import EpochSampler, batch_count
-from clipctl.data.tokenizers import CharacterTokenizer
-from clipctl.errors import TrainingError
+from clipctl.data.cache import PictureCache
+from clipctl.data.images import Augmentation, augment
+from clipctl.data.pictures import BadPictureError, Pixels
+from clipctl.data.sampling import EpochSampler, Key, batch_count, chosen_captions
+from clipctl.data.source import Source
+from clipctl.data.tokenizers import Tokenizer
+from clipctl.errors import DataError, TrainingError
+from clipctl.hardware.cpu import usable_cores
 
 PREFETCH_BATCHES = 2
 TICK_S = 0.5
@@ -30,66 +33,79 @@ WORKER_TIMEOUT_S = 120.0  # for a batch; longer than any disk takes that still w
 _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
 
-class Source(Protocol):
-    """Pictures with captions, by index. Workers get a copy, so it must pickle."""
+class BadPicture(NamedTuple):
+    """A picture of a source that could not be used."""
 
-    def __len__(self) -> int: ...
-    def captions(self, index: int) -> Sequence[str]: ...
-    def picture(self, index: int, size_px: int) -> Image.Image: ...
+    picture: int
+    reason: str
 
 
 class Batch(NamedTuple):
     images: Tensor  # (B, H, W, 3) uint8
     tokens: Tensor  # (B, N) int64, N up to the context
+    positives: Tensor | None = None  # (B, B) bool: captions (column) that are right for a picture (row); None: its own
+    bad: tuple[BadPicture, ...] = ()  # pictures that others stand in for
 
     def to(self, image: torch.device, text: torch.device) -> "Batch":
         """Pictures and captions where their towers are."""
-        return Batch(self.images.to(image, non_blocking=True), self.tokens.to(text, non_blocking=True))
+        positives = None if self.positives is None else self.positives.to(image, non_blocking=True)
+        images, tokens = self.images.to(image, non_blocking=True), self.tokens.to(text, non_blocking=True)
+        return Batch(images, tokens, positives, self.bad)
 
 
-class PictureCache:
-    """Decoded pictures, kept until `limit_bytes` are used. Each process has its own."""
-
-    def __init__(self, limit_bytes: int) -> None:
-        self._room_bytes = limit_bytes
-        self._pixels: dict[int, Pixels] = {}
-
-    def get(self, source: Source, index: int, size_px: int) -> Pixels:
-        pixels = self._pixels.get(index)
-        if pixels is None:
-            pixels = np.asarray(source.picture(index, size_px))
-            if pixels.nbytes <= self._room_bytes:
-                self._pixels[index] = pixels
-                self._room_bytes -= pixels.nbytes
-        return pixels
+class Pair(NamedTuple):
+    pixels: Pixels
+    tokens: NDArray[np.int64]
+    caption_key: int  # equal for equal captions
+    picture_key: int  # and for equal pictures
+    bad: tuple[BadPicture, ...]
 
 
-class PairDataset(Dataset[tuple[Pixels, NDArray[np.int64]]]):
-    """One augmented pair for each key (epoch, index); what is random about it is f(seed, epoch, index)."""
+class PairDataset(Dataset[Pair]):
+    """One augmented pair for each key; what is random about it is f(seed, epoch, index).
+
+    A picture that cannot be used is replaced, with its caption, by the next one that can.
+    """
 
     def __init__(
         self,
         source: Source,
-        tokenizer: CharacterTokenizer,
-        config: DataConfig,
+        tokenizer: Tokenizer,
+        augmentation: Augmentation,
         size_px: int,
         seed: int,
-        cache_bytes: int,
+        cache: PictureCache,
     ) -> None:
-        self._source, self._tokenizer, self._config = source, tokenizer, config
-        self._size_px, self._seed = size_px, seed
-        self._cache = PictureCache(cache_bytes)
+        self._source, self._tokenizer, self._augmentation = source, tokenizer, augmentation
+        self._size_px, self._seed, self._cache = size_px, seed, cache
+        self._counts, self._picture_keys = source.caption_counts, source.picture_keys
+        self._bad: dict[int, str] = {}  # reasons by index
 
-    def __getitem__(self, key: tuple[int, int]) -> tuple[Pixels, NDArray[np.int64]]:
-        epoch, index = key
+    def __getitem__(self, key: Key) -> Pair:
+        epoch, index, which = key
         rng = np.random.default_rng([self._seed, epoch, index])
-        captions = self._source.captions(index)
-        caption = captions[int(rng.integers(len(captions)))]
-        pixels = self._cache.get(self._source, index, self._size_px)
+        pixels, index, bad = self._usable(index)
+        if bad:
+            which = int(chosen_captions(np.array([index]), self._counts[[index]], self._seed, epoch)[0])
+        caption = self._source.captions(index)[which]
         # A mirrored picture would make "on the left" a lie.
-        flip = self._config.flip and not _SIDES.search(caption)
-        pixels = augment(pixels, rng, max_shift=self._config.max_shift, max_zoom=self._config.max_zoom, flip=flip)
-        return pixels, self._tokenizer.encode(caption)
+        flip = self._augmentation.flip and not _SIDES.search(caption)
+        pixels = augment(pixels, rng, self._size_px, self._augmentation, flip=flip)
+        caption_key, picture_key = self._source.caption_key(index, which), int(self._picture_keys[index])
+        return Pair(pixels, self._tokenizer.encode(caption), caption_key, picture_key, bad)
+
+    def _usable(self, index: int) -> tuple[Pixels, int, tuple[BadPicture, ...]]:
+        """The picture, or the first after it that can be used; and those that were passed over."""
+        bad: list[BadPicture] = []
+        for _ in range(len(self._source)):
+            if index not in self._bad:
+                try:
+                    return self._cache.get(index), index, tuple(bad)
+                except BadPictureError as error:
+                    self._bad[index] = str(error)
+            bad.append(BadPicture(index, self._bad[index]))
+            index = (index + 1) % len(self._source)
+        raise DataError(f"no picture of {self._source.name} can be used; the last one is {bad[-1].reason}")
 
 
 class Collate:
@@ -98,12 +114,22 @@ class Collate:
     def __init__(self, *, fixed_length: bool) -> None:
         self._fixed_length = fixed_length
 
-    def __call__(self, pairs: list[tuple[Pixels, NDArray[np.int64]]]) -> Batch:
-        images = np.stack([pixels for pixels, _ in pairs])
-        tokens = np.stack([ids for _, ids in pairs])
+    def __call__(self, pairs: list[Pair]) -> Batch:
+        images = np.stack([pair.pixels for pair in pairs])
+        tokens = np.stack([pair.tokens for pair in pairs])
         if not self._fixed_length:
             tokens = tokens[:, : int(tokens.argmax(axis=1).max()) + 1]
-        return Batch(torch.from_numpy(images), torch.from_numpy(np.ascontiguousarray(tokens)))
+        positives = equal_pairs([pair.caption_key for pair in pairs], [pair.picture_key for pair in pairs])
+        bad = tuple(bad for pair in pairs for bad in pair.bad)
+        return Batch(torch.from_numpy(images), torch.from_numpy(np.ascontiguousarray(tokens)), positives, bad)
+
+
+def equal_pairs(caption_keys: Sequence[int], picture_keys: Sequence[int]) -> Tensor | None:
+    """(B, B): which pairs have the same caption or the same picture; None where all are different."""
+    if len(set(caption_keys)) == len(set(picture_keys)) == len(caption_keys):
+        return None
+    captions, pictures = (np.array(keys, dtype=np.uint64) for keys in (caption_keys, picture_keys))
+    return torch.from_numpy((captions[:, None] == captions) | (pictures[:, None] == pictures))
 
 
 class TrainLoader:
@@ -216,11 +242,54 @@ def _signals_held() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def validation_batches(source: Source, tokenizer: CharacterTokenizer, size_px: int, batch_size: int) -> list[Batch]:
-    """The whole held-out set, as it is, in order."""
-    collate = Collate(fixed_length=True)
-    indices = range(len(source))
-    pairs = [(np.asarray(source.picture(i, size_px)), tokenizer.encode(source.captions(i)[0])) for i in indices]
+class HeldOut(NamedTuple):
+    """The held-out pictures as they are, each with its first caption, and all other captions after them."""
+
+    batches: list[Batch]
+    more_tokens: list[Tensor]  # of captions after a picture's first
+    captions: list[str]  # first ones, then the others: as many as there are token rows
+    right: NDArray[np.bool_]  # (pictures, captions): what is right for what
+    bad: tuple[BadPicture, ...]  # left out
+
+    @property
+    def pictures(self) -> int:
+        return len(self.right)
+
+
+def read_held_out(source: Source, tokenizer: Tokenizer, size_px: int, batch_size: int) -> HeldOut:
+    """The whole held-out set, in order. Pictures are decoded by threads: decoders let others run meanwhile."""
+
+    def read(index: int) -> Pixels | BadPicture:
+        try:
+            return np.array(source.square(index, size_px))
+        except BadPictureError as error:
+            return BadPicture(index, str(error))
+
+    with ThreadPoolExecutor(usable_cores()) as threads:
+        found = list(threads.map(read, range(len(source))))
+    good = [(index, pixels) for index, pixels in enumerate(found) if not isinstance(pixels, BadPicture)]
+    texts = [source.captions(index) for index, _ in good]
+    others = [(owner, text) for owner, several in enumerate(texts) for text in several[1:]]
+    captions = [*(several[0] for several in texts), *(text for _, text in others)]
+    right = _right([*range(len(good)), *(owner for owner, _ in others)], captions, len(good))
+    tokens = torch.from_numpy(np.stack([tokenizer.encode(text) for text in captions]))
     # Of almost equal size, for the reason given in `epoch_batches`.
-    chunks = np.array_split(indices, batch_count(len(pairs), batch_size))
-    return [collate([pairs[i] for i in chunk]) for chunk in chunks]
+    chunks = np.array_split(np.arange(len(good)), batch_count(len(good), batch_size))
+    batches = []
+    for chunk in chunks:
+        images = torch.from_numpy(np.stack([good[number][1] for number in chunk]))
+        positives = right[np.ix_(chunk, chunk)]
+        several = torch.from_numpy(positives) if positives.sum() > len(chunk) else None
+        batches.append(Batch(images, tokens[chunk], several))
+    more_tokens = list(torch.split(tokens[len(good) :], batch_size)) if others else []
+    bad = tuple(pixels for pixels in found if isinstance(pixels, BadPicture))
+    return HeldOut(batches, more_tokens, captions, right, bad)
+
+
+def _right(owners: Sequence[int], texts: Sequence[str], pictures: int) -> NDArray[np.bool_]:
+    """(pictures, captions): a caption is right for the picture it is of, and for those that have an equal one."""
+    numbers: dict[str, int] = {}
+    text_of = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
+    has = np.zeros((pictures, len(numbers)), dtype=bool)
+    has[owners, text_of] = True
+    return has[:, text_of]

@@ -1,24 +1,57 @@
 """Captions to token ids. No torch."""
 
+import json
+import os
 import unicodedata
 from collections.abc import Iterable, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from clipctl.data.source import Source
 from clipctl.errors import DataError
 
 PAD_ID, START_ID, UNKNOWN_ID = 0, 1, 2
 _FIRST_CHARACTER_ID = 3
+FILE_LIMIT_BYTES = 100_000_000
+LEARN_LIMIT_CAPTIONS = 1_000_000  # more change a vocabulary little
+LONGEST_CAPTIONS, COUNTED_CAPTIONS = 2_000, 200_000  # tokenised to know the longest, and how many are cut
+
+_START_NAMES = ("<|startoftext|>", "<start>", "<s>", "[CLS]", "<bos>")
+_END_NAMES = ("<|endoftext|>", "<end>", "</s>", "[SEP]", "<eos>")
 
 
-class CharacterTokenizer:
-    """One id a character: padding 0, start 1, unknown 2, the alphabet, and end-of-text as the highest id.
+class Tokenizer(Protocol):
+    """Ids: padding 0, and end-of-text the highest one.
 
     The highest id is what OpenAI's CLIP and open_clip pool at, and an id other than 2 is what transformers takes
     literally, so every implementation finds the same end.
     """
+
+    context: int
+    end_id: int
+    vocab_size: int
+
+    def encode(self, caption: str) -> NDArray[np.int64]:
+        """Ids (context,): start, body, end, padding. What does not fit is cut off before the end."""
+
+    def length(self, caption: str) -> int:
+        """Ids before the padding, start and end included, if nothing were cut."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+def _filled(body: Sequence[int], start_id: int, end_id: int, context: int) -> NDArray[np.int64]:
+    body = body[: context - 2]
+    ids = np.full(context, PAD_ID, dtype=np.int64)
+    ids[: len(body) + 2] = [start_id, *body, end_id]
+    return ids
+
+
+class CharacterTokenizer:
+    """One id a character: padding 0, start 1, unknown 2, the alphabet, end."""
 
     kind = "characters"
 
@@ -36,28 +69,154 @@ class CharacterTokenizer:
         return cls(sorted(characters), context)
 
     def encode(self, caption: str) -> NDArray[np.int64]:
-        """Ids (context,): start, characters, end, padding. What does not fit is cut off before the end."""
         body = [self._ids.get(character, UNKNOWN_ID) for character in normalise(caption)[: self.context - 2]]
-        ids = np.full(self.context, PAD_ID, dtype=np.int64)
-        ids[: len(body) + 2] = [START_ID, *body, self.end_id]
-        return ids
+        return _filled(body, START_ID, self.end_id, self.context)
 
     def length(self, caption: str) -> int:
-        """Ids before the padding, start and end included."""
-        return min(len(normalise(caption)) + 2, self.context)
-
-    def truncates(self, caption: str) -> bool:
-        return len(normalise(caption)) > self.context - 2
+        return len(normalise(caption)) + 2
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "alphabet": "".join(self.alphabet), "context": self.context}
 
 
-def from_dict(document: dict[str, Any]) -> CharacterTokenizer:
+class SubwordTokenizer:
+    """Pieces of words, as the `tokenizers` package reads them from a tokenizer.json: learnt here or brought along.
+
+    Where the file's own end-of-text is not its highest id, one more is added, so that there always is one end and it
+    is the highest.
+    """
+
+    kind = "subwords"
+
+    def __init__(self, definition: str, context: int) -> None:
+        self._definition, self.context = definition, context
+        self._tokenizer = _tokenizers().Tokenizer.from_str(definition)
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        ids = self._tokenizer.get_vocab(with_added_tokens=True)
+        highest = max(ids.values())
+        ends = [ids[name] for name in _END_NAMES if name in ids]
+        self.end_id = highest if highest in ends else highest + 1
+        self._start_id = next((ids[name] for name in _START_NAMES if name in ids), START_ID)
+        self.vocab_size = self.end_id + 1
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return SubwordTokenizer, (self._definition, self.context)
+
+    @classmethod
+    def learn(cls, captions: Iterable[str], vocab_size: int, context: int) -> "SubwordTokenizer":
+        """Byte-pair encoding of these captions: every text can be written, so nothing is unknown."""
+        package = _tokenizers()
+        tokenizer = package.Tokenizer(package.models.BPE())
+        tokenizer.normalizer = package.normalizers.Sequence(
+            [package.normalizers.NFC(), package.normalizers.Lowercase()]
+        )
+        tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = package.decoders.ByteLevel()
+        trainer = package.trainers.BpeTrainer(
+            vocab_size=vocab_size - 1,  # the end comes on top
+            special_tokens=["<pad>", "<start>", "<unknown>"],
+            initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+            show_progress=False,
+        )
+        tokenizer.train_from_iterator(captions, trainer)
+        tokenizer.add_special_tokens(["<end>"])
+        return cls(tokenizer.to_str(), context)
+
+    def encode(self, caption: str) -> NDArray[np.int64]:
+        return _filled(self._ids(caption), self._start_id, self.end_id, self.context)
+
+    def length(self, caption: str) -> int:
+        return len(self._ids(caption)) + 2
+
+    def _ids(self, caption: str) -> list[int]:
+        return self._tokenizer.encode(caption, add_special_tokens=False).ids  # type: ignore[no-any-return]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "definition": json.loads(self._definition), "context": self.context}
+
+
+def _tokenizers() -> Any:
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are processes already
+    try:
+        import tokenizers
+    except ImportError:
+        raise DataError(
+            "this tokenizer needs the tokenizers package, which is not installed",
+            "pip install 'clipctl[hub]', or leave --tokenizer out to go by characters",
+        ) from None
+    return tokenizers
+
+
+def make_tokenizer(spec: str, source: Source, context: int) -> Tokenizer:
+    """`characters`, `bpe:VOCABULARY` learnt from the source's captions, or a tokenizer.json."""
+    name, _, number = spec.partition(":")
+    if name == "characters":
+        return CharacterTokenizer(source.alphabet(), context)
+    if name == "bpe":
+        rows = len(source.caption_sizes())
+        sample = range(0, rows, -(-rows // LEARN_LIMIT_CAPTIONS))
+        return SubwordTokenizer.learn(map(source.caption_row, sample), int(number), context)
+    return read_tokenizer(Path(spec), context)
+
+
+def read_tokenizer(path: Path, context: int) -> SubwordTokenizer:
+    """A tokenizer.json from disk, or the one in a directory."""
+    path = path / "tokenizer.json" if path.is_dir() else path
+    try:
+        if path.stat().st_size > FILE_LIMIT_BYTES:
+            raise DataError(f"{path} is larger than {FILE_LIMIT_BYTES // 10**6} MB, which no tokenizer is")
+        return SubwordTokenizer(path.read_text(encoding="utf-8"), context)
+    except FileNotFoundError:
+        raise DataError(f"no such tokenizer: {path}", "characters, bpe:4096, or the path of a tokenizer.json") from None
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror}") from None
+    except DataError:
+        raise
+    except Exception as error:  # the package raises bare Exception
+        raise DataError(f"{path} is no tokenizer.json: {str(error)[:120]}") from None
+
+
+def from_dict(document: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `to_dict` describes."""
-    if document.get("kind") != CharacterTokenizer.kind:
-        raise DataError(f"unknown tokenizer kind {document.get('kind')!r}")
-    return CharacterTokenizer(document["alphabet"], document["context"])
+    if document.get("kind") == CharacterTokenizer.kind:
+        return CharacterTokenizer(document["alphabet"], document["context"])
+    if document.get("kind") == SubwordTokenizer.kind:
+        return SubwordTokenizer(json.dumps(document["definition"]), document["context"])
+    raise DataError(f"unknown tokenizer kind {document.get('kind')!r}")
+
+
+class CaptionFit(NamedTuple):
+    """How captions fit into the context."""
+
+    longest: int  # ids of the longest one, as far as it is not cut
+    cut: int  # captions that are
+
+
+def caption_fit(tokenizer: Tokenizer, source: Source) -> CaptionFit:
+    """Counted before training. A text has no more pieces than bytes, and one for a space before it, so only captions
+    with enough bytes have to be tokenised; of very many, an even sample is."""
+    context = tokenizer.context
+    if isinstance(tokenizer, CharacterTokenizer):
+        lengths = source.caption_lengths() + 2
+        return CaptionFit(min(int(lengths.max()), context), int((lengths > context).sum()))
+    sizes = source.caption_sizes()
+    rows = np.flatnonzero(sizes + 3 > context)
+    if not len(rows):
+        rows = np.argsort(sizes, kind="stable")[-LONGEST_CAPTIONS:]
+    step = -(-len(rows) // COUNTED_CAPTIONS)
+    lengths = np.array([tokenizer.length(source.caption_row(int(row))) for row in rows[::step]])
+    return CaptionFit(min(int(lengths.max()), context), int((lengths > context).sum()) * step)
+
+
+def words_cut(cut: int, captions: int, tokenizer: Tokenizer) -> str:
+    by_characters = isinstance(tokenizer, CharacterTokenizer)
+    noun = "characters" if by_characters else "pieces"
+    way_out = "--tokenizer bpe:4096 needs fewer, " if by_characters else ""
+    return (
+        f"{cut:,} of {captions:,} captions are longer than {tokenizer.context - 2} {noun} and are cut; {way_out}"
+        f"--set model.text.context={2 * tokenizer.context} takes more"
+    )
 
 
 def normalise(caption: str) -> str:

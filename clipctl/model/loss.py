@@ -15,28 +15,44 @@ class Embeddings(NamedTuple):
     bias: Tensor | None = None  # (), added to every logit; only the sigmoid loss uses it
 
 
-def softmax_loss(embeddings: Embeddings) -> Tensor:
-    """Symmetric cross-entropy: the i-th image and the i-th text are each other's label. Chance is ln B."""
+# In all of these, `positives` (B, B) says which texts (columns) are right for an image (row): where a batch holds equal
+# captions or equal pictures, more than its own. None: only its own.
+Positives = Tensor | None
+
+
+def softmax_loss(embeddings: Embeddings, positives: Positives = None) -> Tensor:
+    """Symmetric cross-entropy: the i-th image and the i-th text are each other's label. Chance is ln B.
+
+    Of m right answers each has the probability 1/m as its target, and the loss cannot go below ln m.
+    """
     logits = embeddings.scale * embeddings.image @ embeddings.text.T  # (B, B)
-    labels = torch.arange(len(logits), device=logits.device)
-    return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
+    if positives is None:
+        labels = torch.arange(len(logits), device=logits.device)
+        return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
+    right = positives.to(logits.dtype)
+    targets = right / right.sum(dim=1, keepdim=True)  # the relation is symmetric, so it serves both directions
+    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
 
 
-def sigmoid_loss(embeddings: Embeddings) -> Tensor:
-    """Each of the B × B pairs is a yes-or-no question: +1 on the diagonal, -1 elsewhere. Summed, per image."""
+def sigmoid_loss(embeddings: Embeddings, positives: Positives = None) -> Tensor:
+    """Each of the B × B pairs is a yes-or-no question: +1 for what is right, -1 elsewhere. Summed, per image."""
     logits = embeddings.scale * embeddings.image @ embeddings.text.T  # (B, B)
     if embeddings.bias is not None:
         logits = logits + embeddings.bias
-    signs = 2 * torch.eye(len(logits), device=logits.device, dtype=logits.dtype) - 1
+    if positives is None:
+        signs = 2 * torch.eye(len(logits), device=logits.device, dtype=logits.dtype) - 1
+    else:
+        signs = 2 * positives.to(logits.dtype) - 1
     return -F.logsigmoid(signs * logits).sum() / len(logits)
 
 
-LOSSES: dict[str, Callable[[Embeddings], Tensor]] = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
+LOSSES: dict[str, Callable[[Embeddings, Positives], Tensor]] = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 
 
-def batch_accuracy(embeddings: Embeddings) -> Tensor:
-    """Share of images and texts whose own partner is the most similar one of the batch."""
+def batch_accuracy(embeddings: Embeddings, positives: Positives = None) -> Tensor:
+    """Share of images and texts to which the most similar one of the batch is a right one."""
     similarity = embeddings.image @ embeddings.text.T  # (B, B)
-    labels = torch.arange(len(similarity), device=similarity.device)
-    right = (similarity.argmax(dim=1) == labels).float() + (similarity.argmax(dim=0) == labels).float()
-    return right.mean() / 2
+    own = torch.arange(len(similarity), device=similarity.device)
+    found = torch.stack([similarity.argmax(dim=1), similarity.argmax(dim=0)])  # (2, B)
+    right = found == own if positives is None else positives[own, found]
+    return right.float().mean()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipctl.data.images import normalise
-from clipctl.data.loader import Batch
+from clipctl.data.loader import HeldOut
 from clipctl.model.loss import LOSSES, Embeddings
 from clipctl.training.state import TrainState
 from clipctl.training.step import autocast
@@ -48,18 +48,19 @@ class Evaluation:
 
 
 class Evaluator:
-    """Holds what does not change between evaluations: the held-out batches and how alike their captions are."""
+    """Holds what does not change between evaluations: the held-out pairs and how alike their captions are."""
 
-    def __init__(self, batches: Sequence[Batch], captions: Sequence[str]) -> None:
-        self._batches = batches
-        self._bands = negative_bands(captions)
+    def __init__(self, held_out: HeldOut) -> None:
+        self.held_out = held_out
+        self._right = torch.from_numpy(held_out.right)  # (N, C)
+        self._bands = negative_bands(held_out.captions[: held_out.pictures], held_out.right[:, : held_out.pictures])
 
     def __call__(self, state: TrainState, between_batches: Callable[[], None] = lambda: None) -> Evaluation:
         """`between_batches` may end the evaluation by raising."""
         image, text, losses = self._embed(state, between_batches)
-        similarity = image @ text.T  # (N, N): row = image, column = text
-        i2t, t2i = _ranks(similarity), _ranks(similarity.T)
-        easy, medium, hard = self._accuracy_by_band(similarity)
+        similarity = image @ text.T  # (N, C): row = image, column = text
+        i2t, t2i = _ranks(similarity, self._right), _ranks(similarity.T, self._right.T)
+        easy, medium, hard = self._accuracy_by_band(similarity[:, : len(image)])
         return Evaluation(
             val_loss=sum(losses) / len(losses),
             i2t_r1=_recall(i2t, 1),
@@ -75,17 +76,22 @@ class Evaluator:
 
     @torch.no_grad()
     def _embed(self, state: TrainState, between_batches: Callable[[], None]) -> tuple[Tensor, Tensor, list[float]]:
+        """Pictures (N, E), captions (C, E), and the loss of each batch of pictures with their first captions."""
         images, texts, losses = [], [], []
         state.model.eval()
         try:
-            for batch in self._batches:
+            for batch in self.held_out.batches:
                 between_batches()
                 batch = batch.to(state.device.image, state.device.text)
                 with autocast(state):
                     embeddings: Embeddings = state.model(normalise(batch.images), batch.tokens)
-                losses.append(LOSSES[state.loss](embeddings))
+                losses.append(LOSSES[state.loss](embeddings, batch.positives))
                 images.append(embeddings.image)
                 texts.append(embeddings.text)
+            for tokens in self.held_out.more_tokens:
+                between_batches()
+                with autocast(state):
+                    texts.append(state.model.encode_text(tokens.to(state.device.text)).to(state.device.image))
         finally:
             state.model.train()
         return torch.cat(images).cpu(), torch.cat(texts).cpu(), torch.stack(losses).tolist()
@@ -106,18 +112,19 @@ class Evaluator:
         return result
 
 
-def _ranks(similarity: Tensor) -> Tensor:
-    """How many wrong candidates each query (row) does not rank below its own. Ties and NaN count against it."""
-    own = similarity.diagonal().unsqueeze(1)
-    return (~(similarity < own)).sum(dim=1) - 1
+def _ranks(similarity: Tensor, right: Tensor) -> Tensor:
+    """How many wrong candidates each query (row) does not rank below its best right one. Ties and NaN count against
+    it."""
+    best = similarity.masked_fill(~right, -2.0).amax(dim=1, keepdim=True)
+    return (~(similarity < best) & ~right).sum(dim=1)
 
 
 def _recall(ranks: Tensor, k: int) -> float:
     return float((ranks < k).double().mean())
 
 
-def negative_bands(captions: Sequence[str]) -> NDArray[np.int8]:
-    """(N, N): how hard caption j is as a negative for i: 0, 1, 2 by thirds of word overlap, -1 for i itself.
+def negative_bands(captions: Sequence[str], right: NDArray[np.bool_]) -> NDArray[np.int8]:
+    """(N, N): how hard caption j is as a negative for i: 0, 1, 2 by thirds of word overlap, -1 where it is `right`.
 
     The overlap is Jaccard's: shared words over all words of the two.
     """
@@ -133,4 +140,5 @@ def negative_bands(captions: Sequence[str]) -> NDArray[np.int8]:
     # The place of each negative among its row's, 0 the least alike, then which third that place lies in.
     order = overlap.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable") - 1
     negatives = len(captions) - 1
-    return np.where(order < 0, -1, order * len(BANDS) // max(1, negatives)).astype(np.int8)
+    bands = order * len(BANDS) // max(1, negatives)
+    return np.where((order < 0) | right, -1, bands).astype(np.int8)

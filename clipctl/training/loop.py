@@ -4,17 +4,22 @@ import errno
 import math
 import signal
 import time
+import typing
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
 from clipctl import config as configs
 from clipctl.config import Interval
-from clipctl.data.loader import PairDataset, TrainLoader, validation_batches
+from clipctl.data.cache import CacheKind, make_room, open_cache
+from clipctl.data.loader import BadPicture, PairDataset, TrainLoader, read_held_out
 from clipctl.data.sampling import EpochSampler
+from clipctl.data.sources.catalog import MIN_PAIRS, bad_counts, check_bad
 from clipctl.errors import (
     CheckpointError,
     ClipctlError,
+    DataError,
     DeviceError,
     ExitCode,
     RunError,
@@ -77,7 +82,9 @@ class TrainSummary:
     best_i2t_r1: float
     best_t2i_r1: float
     val_pairs: int
+    val_captions: int
     peak_memory_bytes: int
+    bad_pictures: dict[str, str]  # those that could not be used, and why
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -122,24 +129,56 @@ def make_state(plan: TrainPlan) -> TrainState:
 
 
 def make_loader(plan: TrainPlan) -> TrainLoader:
-    config = plan.config
+    config, source, kind = plan.config, plan.train_source, typing.cast(CacheKind, plan.cache.value)
+    if kind == "disk":
+        make_room(source, plan.kept_side_px, plan.cache_bytes)
     dataset = PairDataset(
-        plan.train_source,
+        source,
         plan.tokenizer,
-        config.data,
+        plan.augmentation,
         config.model.image.size_px,
         config.train.seed,
-        plan.picture_cache_bytes,
+        open_cache(kind, source, plan.kept_side_px, plan.cache_bytes),
     )
-    sampler = EpochSampler(len(plan.train_source), config.train.batch_size, config.train.seed)
+    sampler = EpochSampler(source, config.train.batch_size, config.train.seed)
     fixed_length = plan.device.wants_fixed_shapes
     return TrainLoader(dataset, sampler, workers=int(plan.workers.value), fixed_length=fixed_length)
 
 
 def make_evaluator(plan: TrainPlan) -> Evaluator:
-    config, source = plan.config, plan.val_source
-    batches = validation_batches(source, plan.tokenizer, config.model.image.size_px, config.train.batch_size)
-    return Evaluator(batches, [source.captions(index)[0] for index in range(len(source))])
+    config = plan.config
+    size_px, batch_size = config.model.image.size_px, config.train.batch_size
+    return Evaluator(read_held_out(plan.val_source, plan.tokenizer, size_px, batch_size))
+
+
+class BadPictures:
+    """Those that could not be used so far, on both sides, with reasons."""
+
+    def __init__(self, plan: TrainPlan, held_out: Sequence[BadPicture]) -> None:
+        self._plan = plan
+        self.reasons: dict[int, str] = {}  # of training pictures, by index
+        self.by_label = dict.fromkeys(plan.data.missing, "missing")
+        self.by_label |= {plan.val_source.label(index): reason for index, reason in held_out}
+        if len(plan.val_source) - len(held_out) < MIN_PAIRS:
+            words = bad_counts(reason for _, reason in held_out)
+            raise DataError(f"too few of the {len(plan.val_source)} held-out pictures can be used: {words}")
+        self.check()
+
+    def see(self, pictures: Iterable[BadPicture]) -> list[tuple[str, str]]:
+        """Take note; returns those that are new."""
+        new = []
+        for index, reason in pictures:
+            if index not in self.reasons:
+                self.reasons[index] = reason
+                label = self._plan.train_source.label(index)
+                self.by_label[label] = reason
+                new.append((label, reason))
+        return new
+
+    def check(self) -> None:
+        """Raise where they are too many."""
+        data = self._plan.data
+        check_bad(self.by_label, len(data.train) + len(data.val) + len(data.missing))
 
 
 class _Training:
@@ -153,6 +192,7 @@ class _Training:
         self.state = make_state(plan)
         self.loader = make_loader(plan)
         self.evaluator = make_evaluator(plan)
+        self.bad = BadPictures(plan, self.evaluator.held_out.bad)
         save = plan.config.save
         self.store = CheckpointStore(run, keep_last=save.keep_last, keep_best=save.keep_best)
         run.checkpoints_dir.mkdir(exist_ok=True)
@@ -207,6 +247,7 @@ class _Training:
         self.best = Evaluation.from_dict(facts["best"])
         self.epoch_window = StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None
         self.guard.in_a_row = facts["skipped_in_a_row"]
+        self.bad.see(BadPicture(int(index), reason) for index, reason in facts.get("bad_pictures", {}).items())
 
     def _next_attempt(self) -> int:
         """One more than any that left a trace."""
@@ -282,6 +323,8 @@ class _Training:
             self.epoch_window = None
         for batch in self.loader.epoch(epoch, first_batch):
             self._next_batch()
+            if batch.bad:
+                self._note_bad(batch.bad)
             data_s = time.perf_counter() - ended
             self.clock.start(sample=self.step_log.is_due)
             lr = lr_at(self.state.step + 1, self.plan.total_steps, self.plan.config.optim)
@@ -311,6 +354,12 @@ class _Training:
                 "grad_norm_by_block": grad_norms_by_block(self.state.model),
             },
         )
+
+    def _note_bad(self, pictures: Sequence[BadPicture]) -> None:
+        for label, reason in self.bad.see(pictures):
+            row = {"step": self.state.step, "event": "bad_picture", "message": f"{label}: {reason}"}
+            self.writer.write(metrics.EVENT, row)
+        self.bad.check()
 
     def _next_batch(self) -> None:
         self.progress += 1
@@ -413,6 +462,7 @@ class _Training:
             "best": self.best.to_dict() if self.best else None,
             "epoch_window": asdict(self.epoch_window) if self.epoch_window else None,
             "skipped_in_a_row": self.guard.in_a_row,
+            "bad_pictures": self.bad.reasons,
             "config": configs.to_dict(self.plan.config),
             "data_fingerprint": self.plan.data_fingerprint,
             "tokenizer": self.plan.tokenizer.to_dict(),
@@ -461,8 +511,10 @@ class _Training:
             t2i_r1=self.evaluation.t2i_r1,
             best_i2t_r1=self.best.i2t_r1,
             best_t2i_r1=self.best.t2i_r1,
-            val_pairs=len(self.plan.val_source),
+            val_pairs=self.evaluator.held_out.pictures,
+            val_captions=len(self.evaluator.held_out.captions),
             peak_memory_bytes=self._peak_memory_bytes(),
+            bad_pictures=self.bad.by_label,
         )
 
     def _peak_memory_bytes(self) -> int:

@@ -1,18 +1,19 @@
 """Everything decided before the first step, with the reasons: what `--dry-run` prints and the loop carries out."""
 
-import hashlib
-import json
 import math
-from collections import Counter
 from dataclasses import dataclass, replace
+from hashlib import sha256
 
-from clipctl.config import TrainConfig
-from clipctl.data.loader import Source
-from clipctl.data.sampling import batch_count
-from clipctl.data.sources.catalog import Split, open_data
-from clipctl.data.tokenizers import CharacterTokenizer
+from clipctl.config import CacheName, TrainConfig
+from clipctl.data.cache import CacheKind, pictures_dir, slot_bytes
+from clipctl.data.images import Augmentation, kept_side
+from clipctl.data.inspection import decode_seconds
+from clipctl.data.sampling import batch_count, loss_floor, plan_epoch
+from clipctl.data.source import Source
+from clipctl.data.sources.catalog import Data, leakage_notes, open_data
+from clipctl.data.tokenizers import Tokenizer, caption_fit, make_tokenizer, words_cut
 from clipctl.errors import ConfigError, DeviceError, SaveError
-from clipctl.hardware import cpu, memory
+from clipctl.hardware import cpu, disk, memory
 from clipctl.hardware.devices import Device
 from clipctl.model import cost
 from clipctl.model.forecast import CostModel, Estimate, Job, Setting, with_margin
@@ -20,23 +21,25 @@ from clipctl.training.choice import Choice, decide
 
 # What preparing a batch takes besides the step, as measured on 2 cores: in all, and for every pixel that is augmented.
 BATCH_S, PIXEL_S = 0.6e-3, 24e-9
-# Decoded pictures may take this share of the free memory.
+# Decoded pictures may take this share of the free memory, or of the free disk.
 PICTURE_CACHE_SHARE = 0.25
+PICTURE_DISK_SHARE = 0.2
 
 
 @dataclass(frozen=True)
 class TrainPlan:
     config: TrainConfig  # complete: vocabulary and batch size are final
-    train_source: Source
-    val_source: Source
-    data_fingerprint: str  # changes when pairs or captions do
+    data: Data
+    data_fingerprint: str  # changes when pictures or captions do
     loss_floor: float  # below which equal captions in a batch do not let the softmax loss fall
-    tokenizer: CharacterTokenizer
+    tokenizer: Tokenizer
+    augmentation: Augmentation
     device: Device
     precision: Choice
     threads: Choice
     workers: Choice
-    picture_cache_bytes: int
+    cache: Choice  # where decoded pictures are kept
+    cache_bytes: int  # up to how many, in each process
     steps_per_epoch: int
     total_steps: int
     parameters: int
@@ -48,6 +51,19 @@ class TrainPlan:
     decided_s: float  # what deciding took
     notes: tuple[str, ...]  # what differs from what was asked, and why
     verified: str | None = None  # passed or failed: whether the device computes what the CPU does; None: not compared
+
+    @property
+    def train_source(self) -> Source:
+        return self.data.train
+
+    @property
+    def val_source(self) -> Source:
+        return self.data.val
+
+    @property
+    def kept_side_px(self) -> int:
+        """Of a decoded picture, before it is cropped."""
+        return kept_side(self.config.model.image.size_px, drawn=self.train_source.is_drawn)
 
     @property
     def setting(self) -> Setting:
@@ -101,21 +117,21 @@ class TrainPlan:
         )
 
 
-def make_plan(asked: TrainConfig, before: Setting | None = None) -> TrainPlan:
-    """Look at data and machine and decide what was left open; `before` is under what the run was begun, if it was."""
-    notes: list[str] = []
-    split = open_data(asked.data)
-    tokenizer = CharacterTokenizer.learn(_captions(split.train), asked.model.text.context)
+def make_plan(asked: TrainConfig, before: Setting | None = None, tokenizer: Tokenizer | None = None) -> TrainPlan:
+    """Look at data and machine and decide what was left open. Of a run that was begun, `before` is under what, and
+    `tokenizer` the one it began with."""
+    data = open_data(asked.data)
+    tokenizer = tokenizer or make_tokenizer(asked.data.tokenizer, data.train, asked.model.text.context)
     config = _fit_vocabulary(asked, tokenizer)
-    config = _fit_batch(config, len(split.train), notes)
-    truncated = sum(tokenizer.truncates(caption) for caption in _captions(split.train))
-    if truncated:
-        notes.append(f"{truncated} captions are longer than {tokenizer.context - 2} characters and are cut")
+    notes = [*data.notes, *leakage_notes(data.train, data.val)]
+    config = _fit_batch(config, len(data.train), notes)
+    fit = caption_fit(tokenizer, data.train)
+    if fit.cut:
+        notes.append(words_cut(fit.cut, len(data.train.caption_sizes()), tokenizer))
 
-    steps_per_epoch = batch_count(len(split.train), config.train.batch_size)
+    steps_per_epoch = batch_count(len(data.train), config.train.batch_size)
     total_steps = config.train.steps or config.train.epochs * steps_per_epoch
-    longest = max(tokenizer.length(caption) for caption in _captions(split.train))
-    job = Job(config.model, config.train.batch_size, longest, config.runtime.recompute)
+    job = Job(config.model, config.train.batch_size, fit.longest, config.runtime.recompute)
     decision = decide(config, job, total_steps, before)
     device = decision.device
     if device.wants_fixed_shapes:
@@ -123,16 +139,18 @@ def make_plan(asked: TrainConfig, before: Setting | None = None) -> TrainPlan:
     step_s = decision.cost_model.step_s(decision.setting, job)
     memory_split, memory_need = decision.cost_model.memory(decision.setting, job)
 
-    pictures_bytes = len(split.train) * 3 * config.model.image.size_px**2
-    cache_bytes = int(memory.available_bytes() * PICTURE_CACHE_SHARE)
-    cached = pictures_bytes <= cache_bytes
-    if not device.is_accelerator:
-        kept_bytes = min(pictures_bytes, cache_bytes)
-        memory_split = replace(memory_split, pictures_bytes=kept_bytes)
-        memory_need = memory_need.shifted(kept_bytes)
-    workers = Choice(*cpu.choose_workers(config.runtime.workers, on_accelerator=device.is_accelerator, cached=cached))
+    side_px = kept_side(config.model.image.size_px, drawn=data.train.is_drawn)
+    cache = _choose_cache(config.runtime.cache, data.train, side_px)
+    if cache.kind == "ram" and not device.is_accelerator:
+        memory_split = replace(memory_split, pictures_bytes=cache.need_bytes)
+        memory_need = memory_need.shifted(cache.need_bytes)
+    workers = Choice(
+        *cpu.choose_workers(config.runtime.workers, on_accelerator=device.is_accelerator, cached=cache.holds_all)
+    )
     if step_s and workers.value == 0:  # otherwise others prepare the next batch meanwhile
-        step_s = step_s.shifted(BATCH_S + config.train.batch_size * config.model.image.size_px**2 * PIXEL_S)
+        decode_s = 0.0 if cache.holds_all else decode_seconds(data.train, side_px)
+        pair_s = config.model.image.size_px**2 * PIXEL_S + decode_s
+        step_s = step_s.shifted(BATCH_S + config.train.batch_size * pair_s)
 
     if config.optim.warmup_of(total_steps) >= total_steps and total_steps > 1:
         notes.append(
@@ -140,16 +158,17 @@ def make_plan(asked: TrainConfig, before: Setting | None = None) -> TrainPlan:
         )
     return TrainPlan(
         config=config,
-        train_source=split.train,
-        val_source=split.val,
-        data_fingerprint=_fingerprint(split),
-        loss_floor=loss_floor(split.train, config.train.batch_size),
+        data=data,
+        data_fingerprint=sha256(f"{data.train.fingerprint} {data.val.fingerprint}".encode()).hexdigest(),
+        loss_floor=loss_floor(plan_epoch(data.train, config.train.batch_size, config.train.seed, epoch=1)),
         tokenizer=tokenizer,
+        augmentation=Augmentation.of(config.data, drawn=data.train.is_drawn),
         device=device,
         precision=decision.precision,
         threads=decision.threads,
         workers=workers,
-        picture_cache_bytes=cache_bytes // max(1, int(workers.value)),
+        cache=Choice(cache.kind, cache.reason),
+        cache_bytes=cache.limit_bytes // (max(1, int(workers.value)) if cache.kind == "ram" else 1),
         steps_per_epoch=steps_per_epoch,
         total_steps=total_steps,
         parameters=cost.parameters(config.model),
@@ -163,41 +182,35 @@ def make_plan(asked: TrainConfig, before: Setting | None = None) -> TrainPlan:
     )
 
 
-def _fingerprint(split: Split) -> str:
-    """Of the captions of both sides, in their order."""
-    digest = hashlib.sha256()
-    for source in (split.train, split.val):
-        digest.update(json.dumps(_captions(source)).encode())
-    return digest.hexdigest()
+@dataclass(frozen=True)
+class _Cache:
+    kind: CacheKind
+    reason: str
+    need_bytes: int  # what it will take
+    limit_bytes: int
+    holds_all: bool
 
 
-def loss_floor(source: Source, batch_size: int) -> float:
-    """The mean of ln m, where m is how often a pair's caption is to be expected in its batch, itself included.
-
-    With m equal captions no model can tell which picture is meant, so the softmax gives each of them at most 1/m. Of a
-    pair's several captions one is shown at a time.
-    """
-    weights: Counter[str] = Counter()
-    for index in range(len(source)):
-        captions = source.captions(index)
-        for caption in captions:
-            weights[caption] += 1 / len(captions)  # type: ignore[assignment]
-    share = (batch_size - 1) / max(1, len(source) - 1)
-    total = 0.0
-    for index in range(len(source)):
-        captions = source.captions(index)
-        own = Counter(captions)
-        for caption in captions:
-            others = max(0.0, weights[caption] - own[caption] / len(captions))
-            total += math.log1p(others * share) / len(captions)
-    return round(total / len(source), 6)
+def _choose_cache(asked: CacheName, source: Source, side_px: int) -> _Cache:
+    """Where decoded pictures are kept: in memory where they fit, else on the disk where they fit, else nowhere."""
+    all_bytes = len(source) * slot_bytes(side_px)
+    ram_bytes = int(memory.available_bytes() * PICTURE_CACHE_SHARE)
+    disk_bytes = int(disk.free_bytes(pictures_dir()) * PICTURE_DISK_SHARE)
+    if asked == "off":
+        return _Cache("off", "as asked: every picture is decoded every time", 0, 0, holds_all=False)
+    if asked == "ram" or (asked == "auto" and all_bytes <= ram_bytes):
+        reason = "decoded pictures fit in memory" if all_bytes <= ram_bytes else "as asked: as many as fit in memory"
+        return _Cache("ram", reason, min(all_bytes, ram_bytes), ram_bytes, holds_all=all_bytes <= ram_bytes)
+    if asked == "disk" or all_bytes <= disk_bytes:
+        words = f"decoded pictures take {all_bytes / 2**30:.1f} GiB in {pictures_dir()}"
+        if all_bytes > disk_bytes:
+            words = f"as asked: up to {disk_bytes / 2**30:.1f} GiB of decoded pictures in {pictures_dir()}"
+        return _Cache("disk", words, min(all_bytes, disk_bytes), disk_bytes, holds_all=False)
+    words = f"decoded pictures would take {all_bytes / 2**30:.0f} GiB, more than memory and disk have to spare"
+    return _Cache("off", words, 0, 0, holds_all=False)
 
 
-def _captions(source: Source) -> list[str]:
-    return [caption for index in range(len(source)) for caption in source.captions(index)]
-
-
-def _fit_vocabulary(config: TrainConfig, tokenizer: CharacterTokenizer) -> TrainConfig:
+def _fit_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> TrainConfig:
     text = config.model.text
     vocab_size = text.vocab_size or tokenizer.vocab_size
     if vocab_size < tokenizer.vocab_size:

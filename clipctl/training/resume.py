@@ -6,6 +6,7 @@ from typing import Any
 
 from clipctl import config as configs
 from clipctl.config import Layer, TrainConfig
+from clipctl.data import tokenizers
 from clipctl.errors import CheckpointError, ConfigError, ConfigErrors, DataError, NewerCheckpointError
 from clipctl.runs.checkpoints import Checkpoint
 from clipctl.runs.rundir import RunDir
@@ -16,7 +17,7 @@ from clipctl.training.plan import TrainPlan, make_plan
 
 # Settings that may change without asking: they do not change what is computed, or only for how long.
 FREE_KEYS = (
-    *("runtime.device", "runtime.workers", "runtime.threads", "runtime.recompute"),
+    *("runtime.device", "runtime.workers", "runtime.threads", "runtime.recompute", "runtime.cache"),
     *("train.epochs", "train.steps"),
     *("save.every", "save.keep_last", "save.keep_best"),
 )
@@ -60,13 +61,16 @@ def prepare_resumption(run: RunDir, asked: list[Layer], *, which: str | None, al
     try:
         before = configs.from_dict(facts["config"], str(checkpoint.path))
         fingerprint = facts["data_fingerprint"]
+        saved_tokenizer = tokenizers.from_dict(facts["tokenizer"])
     except (KeyError, AttributeError):
         raise CheckpointError(f"{checkpoint.path} does not say with which settings it was made") from None
     notes += _compare(before, config, asked, allow_change=allow_change)
-    plan = make_plan(config, before=setting_of(run.read_environment()))
+    is_same = config.data.tokenizer == before.data.tokenizer and config.model.text == before.model.text
+    setting = setting_of(run.read_environment())
+    plan = make_plan(config, before=setting, tokenizer=saved_tokenizer if is_same else None)
     if fingerprint != plan.data_fingerprint and not allow_change:
         raise DataError(
-            f"{plan.config.data.source} has changed since the run was stopped: other pictures or captions",
+            f"{' + '.join(plan.config.data.source)} has changed since the run was stopped: other pictures or captions",
             "bring the old data back, or pass --allow-change to go on with the new",
         )
     notes += [*_compare_lengths(checkpoint, before, plan), *_compare_environments(run.read_environment(), plan)]

@@ -60,7 +60,7 @@ def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambd
     mark("transfer")
     with autocast(state):
         embeddings = state.model(images, batch.tokens)
-    loss = LOSSES[state.loss](embeddings)
+    loss = LOSSES[state.loss](embeddings, batch.positives)
     mark("forward")
     scaled = loss if state.loss_scale is None else loss * state.loss_scale.value
     scaled.backward()  # type: ignore[no-untyped-call]
@@ -81,6 +81,6 @@ def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambd
     state.model.clamp_scale()
     state.step += 1
     with torch.no_grad():
-        accuracy = batch_accuracy(embeddings)
+        accuracy = batch_accuracy(embeddings, batch.positives)
     mark("optimizer")
     return StepResult(loss.detach(), accuracy, grad_norm.detach(), embeddings.scale.detach())

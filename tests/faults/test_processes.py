@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from clipctl.data.cache import RamCache
 from clipctl.data.loader import PairDataset, TrainLoader
 from clipctl.data.sampling import EpochSampler
 from clipctl.errors import TrainingError
@@ -57,6 +58,7 @@ def test_a_signal_inside_an_evaluation_ends_it_at_the_next_batch(tmp_path):
         *SETTINGS,
         "--set=data.source=synthetic:4000",
         "--set=data.val_fraction=0.9",
+        "--set=data.val_limit=4000",
         "--set=train.epochs=2",
     ]
     run = RunDir(tmp_path / "run")
@@ -119,8 +121,9 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_later(tmp_path, unbroken):
 
 def test_a_hung_worker_is_named(micro):
     plan = make_plan(micro)
-    dataset = PairDataset(plan.train_source, plan.tokenizer, micro.data, 16, 0, 0)
-    sampler = EpochSampler(len(plan.train_source), 2, 0)
+    source = plan.train_source
+    dataset = PairDataset(source, plan.tokenizer, plan.augmentation, 16, 0, RamCache(source, 16, 0))
+    sampler = EpochSampler(source, 2, 0)
     loader = TrainLoader(dataset, sampler, workers=1, fixed_length=True)
     batches = loader.epoch(1)
     next(batches)

@@ -99,7 +99,7 @@ def test_a_config_that_was_edited_is_named_and_refused(finished):
 def test_data_that_has_changed_is_named_and_refused(finished, monkeypatch):
     """F16: the same name, other captions."""
     plain = SyntheticSource.captions
-    monkeypatch.setattr(SyntheticSource, "captions", lambda self, index: [f"{plain(self, index)[0]}!"])
+    monkeypatch.setattr(SyntheticSource, "captions", lambda self, index: [f"{text}!" for text in plain(self, index)])
     with pytest.raises(DataError, match="has changed since the run was stopped"):
         prepare_resumption(finished, [], which=None, allow_change=False)
 

@@ -1,44 +1,184 @@
 """From the words a user types to the pairs they mean."""
 
-from typing import NamedTuple
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
 
 from clipctl.config import DataConfig, parse_count
-from clipctl.data.loader import Source
+from clipctl.data.index import Index, open_index
+from clipctl.data.source import Source
+from clipctl.data.sources.indexed import IndexedSource
+from clipctl.data.sources.rows import Hints
 from clipctl.data.sources.synthetic import SyntheticSource
+from clipctl.data.split import divide, find_leakage
 from clipctl.errors import DataError
 
 DEFAULT_SYNTHETIC_PAIRS = 240
 MAX_SYNTHETIC_PAIRS = 100_000  # there are 10,368 combinations; more pairs only repeat them in other shades
 MIN_PAIRS = 2  # on each side: with one pair there is nothing to confuse it with
+MAX_BAD_SHARE = 0.05  # of the pictures; with more, something is wrong with all of them
+LISTED_BAD = 10
 
 
-class Split(NamedTuple):
+@dataclass(frozen=True)
+class Data:
+    """Both sides, and what was understood and noticed on the way to them."""
+
     train: Source
     val: Source
+    words: tuple[str, ...]  # for each place: what it is
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = field(default=(), repr=False)  # pictures that are not there
 
 
-def open_data(config: DataConfig) -> Split:
-    """The training and held-out pairs of `synthetic` or `synthetic:PAIRS`."""
-    name, _, count_text = config.source.partition(":")
-    if name != "synthetic":
+def open_data(config: DataConfig) -> Data:
+    """The training and held-out pairs of a config. Raises DataError where they are too few, or too many are missing."""
+    data = read_data(config)
+    train, val = len(data.train), len(data.val)
+    if min(train, val) < MIN_PAIRS:
+        name = " + ".join(config.source)
+        own = "ask for more pairs, such as synthetic:240" if data.train.is_drawn else "--val DATA brings held-out data"
         raise DataError(
-            f"{config.source!r} is no dataset that this version reads",
-            "it trains on its built-in pictures: synthetic, or synthetic:5000 for more",
+            f"{name!r} with data.val_fraction {config.val_fraction:g} leaves {train:,} pairs to train on and {val:,} "
+            f"to test with; {MIN_PAIRS} of each is the least",
+            own,
         )
+    check_bad(dict.fromkeys(data.missing, "missing"), train + val + len(data.missing))
+    return data
+
+
+def read_data(config: DataConfig) -> Data:
+    """The same, whatever is there."""
+    if any(is_synthetic(source) for source in config.source):
+        return _read_synthetic(config)
+    return _read_files(config)
+
+
+def is_synthetic(source: str) -> bool:
+    return source.partition(":")[0] == "synthetic"
+
+
+# --- drawn ----------------------------------------------------------------------------------------------------
+
+
+def _read_synthetic(config: DataConfig) -> Data:
+    """`synthetic` or `synthetic:PAIRS`."""
+    if len(config.source) > 1 or config.val is not None:
+        raise DataError("synthetic cannot be joined with other data", "name either it or your own data")
+    source = config.source[0]
+    count_text = source.partition(":")[2]
     try:
         pairs = parse_count(count_text) if count_text else DEFAULT_SYNTHETIC_PAIRS
     except ValueError as error:
-        raise DataError(f"the number of pairs in {config.source!r} must be {error}", "synthetic:5000") from None
+        raise DataError(f"the number of pairs in {source!r} must be {error}", "synthetic:5000") from None
     if not 1 <= pairs <= MAX_SYNTHETIC_PAIRS:
-        raise DataError(f"{config.source!r} asks for {pairs} pairs; 1 to {MAX_SYNTHETIC_PAIRS:,} can be drawn")
-    val_pairs = round(pairs * config.val_fraction)
-    if val_pairs < MIN_PAIRS or pairs - val_pairs < MIN_PAIRS:
-        raise DataError(
-            f"{config.source!r} with data.val_fraction {config.val_fraction:g} leaves {pairs - val_pairs} pairs "
-            f"to train on and {val_pairs} to test with; {MIN_PAIRS} of each is the least",
-            "ask for more pairs, such as synthetic:240",
-        )
-    return Split(
+        raise DataError(f"{source!r} asks for {pairs} pairs; 1 to {MAX_SYNTHETIC_PAIRS:,} can be drawn")
+    val_pairs = min(round(pairs * config.val_fraction), config.val_limit)
+    return Data(
         SyntheticSource(pairs - val_pairs, seed=config.seed, validation=False),
         SyntheticSource(val_pairs, seed=config.seed, validation=True),
+        ("drawn scenes",),
     )
+
+
+# --- from files -----------------------------------------------------------------------------------------------
+
+
+def hints_of(config: DataConfig) -> Hints:
+    return Hints(
+        format=config.format,
+        image_column=config.image_column,
+        caption_column=config.caption_column,
+        image_root=config.image_root,
+        separator=config.separator,
+        template=config.template,
+    )
+
+
+def _read_files(config: DataConfig) -> Data:
+    hints = hints_of(config)
+    parts = [open_index(source, hints) for source in config.source]
+    missing: list[str] = []
+    source = present(IndexedSource.whole(parts, _name(config.source)), missing)
+    if config.val is None:
+        train, val, unused = divide(source, config.val_fraction, config.val_limit, config.seed)
+    else:
+        parts.append(open_index(config.val, hints))
+        whole = present(IndexedSource.whole(parts[-1:], config.val), missing)
+        train, val, unused = source, whole.thinned(config.val_limit), 0
+    notes = [note for part in parts for note in _notes(part)]
+    if unused:
+        notes.append(f"{unused:,} pictures of the data's own test split are left alone")
+    return Data(train, val, tuple(_words(part) for part in parts), tuple(notes), tuple(missing))
+
+
+def present(source: IndexedSource, missing: list[str]) -> IndexedSource:
+    """Without the pictures that are not there, which `missing` is told."""
+    if not any(part.facts.missing for part in source.parts):
+        return source
+    absent = np.flatnonzero(source.sizes < 0)
+    missing += [source.label(int(index)) for index in absent]
+    return source.without(absent)
+
+
+def check_bad(reasons: dict[str, str], pictures: int) -> None:
+    """Raise where more pictures are bad than a few."""
+    if len(reasons) <= MAX_BAD_SHARE * pictures:
+        return
+    listed = "; ".join(f"{label} ({reason})" for label, reason in list(reasons.items())[:LISTED_BAD])
+    more = f" and {len(reasons) - LISTED_BAD:,} more" if len(reasons) > LISTED_BAD else ""
+    raise DataError(
+        f"{len(reasons):,} of {pictures:,} pictures cannot be used, more than {MAX_BAD_SHARE:.0%}: "
+        f"{bad_counts(reasons.values())}: {listed}{more}",
+        "clipctl data inspect --deep lists them all; --image-root DIR if they lie elsewhere",
+    )
+
+
+def bad_counts(reasons: Iterable[str]) -> str:
+    """3 missing, 1 truncated."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common())
+
+
+def leakage_notes(train: Source, val: Source) -> list[str]:
+    if not isinstance(train, IndexedSource) or not isinstance(val, IndexedSource):
+        return []
+    leakage = find_leakage(train, val)
+    notes = []
+    if leakage.pictures:
+        notes.append(f"{leakage.pictures:,} held-out pictures are also among those to train on: scores will flatter")
+    if leakage.captions:
+        notes.append(f"{leakage.captions:,} held-out captions also belong to pictures to train on")
+    return notes
+
+
+def _name(sources: tuple[str, ...]) -> str:
+    return " + ".join(os.path.basename(source.rstrip("/")) or source for source in sources)
+
+
+def _words(part: Index) -> str:
+    facts = part.facts
+    if facts.sharded or facts.places == [facts.source]:
+        return f"{facts.format}: {facts.words}"
+    return f"{facts.format}: {facts.words}; pictures in {_short(facts.places[0], facts.source)}"
+
+
+def _short(place: str, source: str) -> str:
+    """A directory, relative to the data where it lies below them."""
+    base = source if os.path.isdir(source) else os.path.dirname(source)
+    try:
+        relative = Path(place).relative_to(base).as_posix()
+    except ValueError:
+        return place
+    return "the same directory" if relative == "." else relative
+
+
+def _notes(part: Index) -> list[str]:
+    facts = part.facts
+    notes = [f"{count:,} rows with {reason} are left out" for reason, count in facts.skipped.items()]
+    if facts.side_conflicts:
+        notes.append(f"{facts.side_conflicts:,} pictures stand on several sides of the split; their first counts")
+    return notes

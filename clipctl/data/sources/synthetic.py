@@ -5,13 +5,16 @@ follow from (seed, index) alone. Combinations are divided between training and v
 drawn, so a validation caption names a combination that no training picture shows.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from itertools import product
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
+from clipctl.data.source import Keys, key_of
 from clipctl.data.sources.drawing import BACKGROUNDS, SUBJECTS, Canvas, Colour, shade
 
 CATEGORIES = {
@@ -79,14 +82,29 @@ class Combination:
 class SyntheticSource:
     """`count` pairs of one side of the division, balanced over subjects."""
 
+    name = "synthetic"
+    is_drawn = True
+
     def __init__(self, count: int, *, seed: int, validation: bool) -> None:
         self.count = count
         self.seed = seed
         self.validation = validation
         self._by_subject = _combinations(seed, validation)
+        self.caption_counts = np.full(count, 1 if validation else len(WORDINGS))
+        self.picture_keys = 2 * np.arange(count, dtype=np.uint64) + validation  # no two are drawn alike
 
     def __len__(self) -> int:
         return self.count
+
+    @property
+    def fingerprint(self) -> str:
+        digest = sha256()
+        for caption in self.all_captions():
+            digest.update(f"{caption}\0".encode())
+        return digest.hexdigest()
+
+    def label(self, index: int) -> str:
+        return f"{self.name} {index}"
 
     def combination(self, index: int) -> Combination:
         """Subjects take turns; each walks through its own shuffled combinations, over and over."""
@@ -105,8 +123,36 @@ class SyntheticSource:
         subject = self.combination(index).subject
         return next(name for name, subjects in CATEGORIES.items() if subject in subjects)
 
-    def picture(self, index: int, size_px: int) -> Image.Image:
-        return draw_scene(self.combination(index), self._rng(index), size_px)
+    def all_captions(self) -> Iterator[str]:
+        for index in range(self.count):
+            yield from self.captions(index)
+
+    def caption_key(self, index: int, which: int) -> int:
+        return key_of(self.captions(index)[which].encode())
+
+    def caption_keys(self, choice: NDArray[np.int64]) -> Keys:
+        keys = (self.caption_key(index, int(which)) for index, which in enumerate(choice))
+        return np.fromiter(keys, dtype=np.uint64, count=self.count)
+
+    def all_caption_keys(self) -> Keys:
+        return np.fromiter((key_of(caption.encode()) for caption in self.all_captions()), dtype=np.uint64)
+
+    def caption_lengths(self) -> NDArray[np.int64]:
+        return np.fromiter(map(len, self.all_captions()), dtype=np.int64)
+
+    caption_sizes = caption_lengths  # all ASCII
+
+    def caption_row(self, row: int) -> str:
+        index, which = divmod(row, int(self.caption_counts[0]))
+        return self.captions(index)[which]
+
+    def alphabet(self) -> str:
+        return "".join(sorted(set().union(*self.all_captions())))
+
+    def picture(self, index: int, least_px: int) -> Image.Image:
+        return draw_scene(self.combination(index), self._rng(index), least_px)
+
+    square = picture
 
     def _rng(self, index: int) -> np.random.Generator:
         return np.random.default_rng([self.seed, int(self.validation), index])

@@ -1,0 +1,100 @@
+"""clipctl data …"""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from clipctl.cli import inspecting, options, render
+from clipctl.cli.train import asked_layers, data_flags
+
+if TYPE_CHECKING:
+    from clipctl.config import TrainConfig
+
+
+def inspect(
+    source: options.DataToInspect,
+    format: options.DataFormat = None,
+    image_column: options.ImageColumn = None,
+    caption_column: options.CaptionColumn = None,
+    image_root: options.ImageRoot = None,
+    separator: options.Separator = None,
+    val: options.Val = None,
+    val_fraction: options.ValFraction = None,
+    tokenizer: options.Tokenizer = None,
+    preset: options.Preset = None,
+    config: options.Config = None,
+    set: options.Set = None,
+    deep: options.DeepLook = False,
+    sheet: options.Sheet = None,
+    json: options.Json = False,
+) -> None:
+    """Say what was understood, what is in it and what is wrong with it."""
+    flags = {
+        **data_flags(source, format, image_column, caption_column, image_root, separator),
+        "--val": ("data.val", val),
+        "--val-fraction": ("data.val_fraction", val_fraction),
+        "--tokenizer": ("data.tokenizer", tokenizer),
+        "--preset": ("preset", preset),
+    }
+    layers = asked_layers(config, flags, set or [])
+
+    from clipctl.config import resolve
+    from clipctl.data.inspection import inspect_data
+    from clipctl.data.sheet import write_sheet
+
+    asked = resolve(layers)
+    with Bar(shown=deep) as bar:
+        data, found = inspect_data(
+            asked.data,
+            size_px=asked.model.image.size_px,
+            context=asked.model.text.context,
+            batch_size=asked.train.batch_size,
+            deep=deep,
+            progress=bar.show,
+        )
+    model_images_per_s = model_speed(asked, found.vocabulary)
+    if sheet:
+        write_sheet(data.train, sheet)
+        render.prose().print(f"wrote {sheet}", markup=False)
+    if json:
+        render.print_json("data-inspect", {**found.to_dict(), "model_images_per_s": model_images_per_s})
+    else:
+        render.data().print(inspecting.view(found, asked.preset, model_images_per_s))
+
+
+def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
+    """Pictures a second that the model could train on, on the CPU, by what was measured on this machine."""
+    from dataclasses import replace
+
+    from clipctl.hardware import cpu
+    from clipctl.hardware.profile import load_profile
+    from clipctl.model.forecast import ASSUMED_TEXT_TOKENS, CostModel, Job, Setting
+
+    text = replace(config.model.text, vocab_size=config.model.text.vocab_size or vocabulary)
+    model = replace(config.model, text=text)
+    job = Job(model, config.train.batch_size, min(ASSUMED_TEXT_TOKENS, text.context), config.runtime.recompute)
+    estimate = CostModel(load_profile()).step_s(Setting("cpu", "fp32", cpu.usable_cores()), job)
+    return config.train.batch_size / estimate.value if estimate else None
+
+
+class Bar:
+    """A bar where somebody watches, a line now and then where nobody does."""
+
+    def __init__(self, *, shown: bool) -> None:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+        console = render.prose()
+        columns = ("decoding", BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=console, transient=True) if shown and console.is_terminal else None
+        self._context: AbstractContextManager[Any] = self._bar or nullcontext()
+        self._task = self._bar.add_task("decoding", total=None) if self._bar else None
+
+    def __enter__(self) -> "Bar":
+        self._context.__enter__()
+        return self
+
+    def __exit__(self, *details: Any) -> None:
+        self._context.__exit__(*details)
+
+    def show(self, done: int, total: int) -> None:
+        if self._bar and self._task is not None:
+            self._bar.update(self._task, completed=done, total=total)

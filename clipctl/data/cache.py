@@ -1,0 +1,152 @@
+"""Decoded pictures, kept so that each is decoded once: in memory, or in a file that all workers map.
+
+What is kept is what decoding gives, to the last bit, so a cache changes the speed of a training and nothing else.
+"""
+
+import os
+import struct
+import zlib
+from contextlib import suppress
+from hashlib import sha256
+from pathlib import Path
+from typing import Literal, Protocol
+
+import numpy as np
+import PIL
+import torch
+
+from clipctl import files
+from clipctl.data.images import to_area
+from clipctl.data.pictures import Pixels
+from clipctl.data.source import Source
+from clipctl.hardware.profile import application_dir
+
+CacheKind = Literal["ram", "disk", "off"]
+
+
+class PictureCache(Protocol):
+    def get(self, index: int) -> Pixels:
+        """The decoded picture. Raises BadPictureError."""
+
+
+def open_cache(kind: CacheKind, source: Source, side_px: int, limit_bytes: int) -> PictureCache:
+    if kind == "disk":
+        return DiskCache(source, side_px, limit_bytes)
+    return RamCache(source, side_px, limit_bytes if kind == "ram" else 0)
+
+
+def decoded(source: Source, index: int, side_px: int) -> Pixels:
+    """What is kept of a picture. Raises BadPictureError."""
+    return to_area(np.array(source.picture(index, side_px)), side_px)
+
+
+class RamCache:
+    """As many pictures as fit into `limit_bytes`. Each process has its own."""
+
+    def __init__(self, source: Source, side_px: int, limit_bytes: int) -> None:
+        self._source, self._side_px, self._room_bytes = source, side_px, limit_bytes
+        self._pixels: dict[int, Pixels] = {}
+
+    def get(self, index: int) -> Pixels:
+        pixels = self._pixels.get(index)
+        if pixels is None:
+            pixels = decoded(self._source, index, self._side_px)
+            if pixels.nbytes <= self._room_bytes:
+                self._pixels[index] = pixels
+                self._room_bytes -= pixels.nbytes
+        return pixels
+
+
+class DiskCache:
+    """One slot a picture in a file; it outlives the run, and is found again by what the pictures are.
+
+    Slots are written through the file, not the map: a full disk is then an error that costs one picture its slot,
+    where a map would end the process. A slot's checksum is compared the first time it is read: after a power cut, a
+    header may be on the disk without its pixels.
+    """
+
+    HEADER = struct.Struct("<HHI")  # height, width, CRC-32 of the pixels; all zero where nothing was written
+
+    def __init__(self, source: Source, side_px: int, limit_bytes: int) -> None:
+        self._source, self._side_px = source, side_px
+        self.slot_bytes = slot_bytes(side_px)
+        self._slots = min(len(source), limit_bytes // self.slot_bytes)
+        self.path = pictures_dir() / f"{cache_key(source, side_px)}.u8"
+        self._open()
+
+    def _open(self) -> None:
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("ab") as file:
+            if file.tell() < self._slots * self.slot_bytes:
+                file.truncate(self._slots * self.slot_bytes)  # a hole: takes no room until it is written
+        self._file = self.path.open("r+b", buffering=0)
+        # Copy on write: torch wants arrays that could be written, and nobody writes.
+        self._map = np.memmap(self.path, dtype=np.uint8, mode="c") if self._slots else np.zeros(0, dtype=np.uint8)
+        self._checked: set[int] = set()
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_file", "_map", "_checked")}
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._open()
+
+    def get(self, index: int) -> Pixels:
+        if index >= self._slots:
+            return decoded(self._source, index, self._side_px)
+        pixels = self._read(index)
+        if pixels is None:
+            pixels = decoded(self._source, index, self._side_px)
+            with suppress(OSError):
+                self._write(index, pixels)
+        return pixels
+
+    def _read(self, index: int) -> Pixels | None:
+        slot = self._map[index * self.slot_bytes : (index + 1) * self.slot_bytes]
+        height, width, checksum = self.HEADER.unpack_from(slot.data)
+        end = self.HEADER.size + 3 * height * width
+        if not height or not width or end > self.slot_bytes:
+            return None
+        pixels = slot[self.HEADER.size : end].reshape(height, width, 3)
+        if index not in self._checked:
+            if zlib.crc32(pixels.data) != checksum:
+                return None
+            self._checked.add(index)
+        return pixels
+
+    def _write(self, index: int, pixels: Pixels) -> None:
+        height, width, _ = pixels.shape
+        content = np.ascontiguousarray(pixels)
+        header = self.HEADER.pack(height, width, zlib.crc32(content.data))
+        if self.HEADER.size + content.nbytes <= self.slot_bytes:
+            self._file.seek(index * self.slot_bytes)
+            self._file.write(header + content.tobytes())
+
+
+def slot_bytes(side_px: int) -> int:
+    return DiskCache.HEADER.size + 3 * side_px**2
+
+
+def pictures_dir() -> Path:
+    return application_dir() / "pictures"
+
+
+def cache_key(source: Source, side_px: int) -> str:
+    """Other pictures, another size, another decoder or another resizer: other pixels."""
+    versions = f"{PIL.__version__} {torch.__version__}"
+    return sha256(f"{source.fingerprint} {side_px} {versions}".encode()).hexdigest()[:20]
+
+
+def make_room(source: Source, side_px: int, limit_bytes: int) -> None:
+    """Delete pictures kept for other data, the longest unused first, until all kept ones take `limit_bytes` at most."""
+    own = f"{cache_key(source, side_px)}.u8"
+    need_bytes = len(source) * slot_bytes(side_px)
+    with suppress(OSError):
+        others = sorted((path for path in pictures_dir().glob("*.u8") if path.name != own), key=os.path.getatime)
+        while others and need_bytes + sum(map(_occupied_bytes, others)) > limit_bytes:
+            files.delete(others.pop(0))
+
+
+def _occupied_bytes(path: Path) -> int:
+    facts = path.stat()
+    return getattr(facts, "st_blocks", facts.st_size // 512) * 512

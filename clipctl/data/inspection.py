@@ -1,0 +1,220 @@
+"""What there is to know about data before training on them. No torch."""
+
+import multiprocessing
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipctl.config import DataConfig
+from clipctl.data.pictures import BadPictureError, picture_size
+from clipctl.data.sampling import loss_floor, plan_epoch
+from clipctl.data.source import Source, key_of
+from clipctl.data.sources.catalog import Data, read_data
+from clipctl.data.sources.indexed import IndexedSource
+from clipctl.data.split import find_leakage
+from clipctl.data.tokenizers import caption_fit, make_tokenizer
+from clipctl.hardware.cpu import usable_cores
+
+SAMPLED_PICTURES = 64  # decoded where not all are
+TIMED_PICTURES = 8
+SAMPLED_CAPTIONS = 200_000  # whose words are counted
+CHUNK = 32  # pictures a process takes at a time
+
+Progress = Callable[[int, int], None]  # pictures done, of how many
+
+
+class Look(NamedTuple):
+    """One picture, decoded."""
+
+    picture: int
+    reason: str | None  # why it cannot be used; None: it can
+    width: int
+    height: int
+    seconds: float
+    key: int  # equal for equal bytes
+
+
+@dataclass(frozen=True)
+class Spread:
+    least: float
+    median: float
+    most: float
+
+    @classmethod
+    def of(cls, values: "NDArray[Any] | Sequence[float]") -> "Spread | None":
+        if not len(values):
+            return None
+        low, middle, high = (float(value) for value in np.percentile(values, [0, 50, 100]))
+        return cls(low, middle, high)
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What `data inspect --json` prints. Shares are 0–1."""
+
+    source: list[str]
+    understood: list[str]
+    pictures: int
+    captions: int
+    train_pictures: int
+    held_out_pictures: int
+    captions_per_picture: Spread | None
+    caption_characters: Spread | None
+    captions_cut: int
+    context: int
+    tokenizer: str
+    vocabulary: int  # of the tokenizer
+    distinct_words: int
+    equal_captions: int  # captions that another one is equal to
+    equal_pictures: int
+    compared_by: str  # bytes or names
+    leaked_pictures: int
+    leaked_captions: int
+    loss_floor: float
+    batch_size: int
+    decoded: int  # pictures that were looked at
+    width_px: Spread | None
+    height_px: Spread | None
+    decode_images_per_s: float | None  # on one core
+    bad: dict[str, str]  # pictures that cannot be used, and why
+    notes: list[str]
+
+    @property
+    def bad_by_reason(self) -> dict[str, int]:
+        return dict(Counter(self.bad.values()).most_common())
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "bad_by_reason": self.bad_by_reason}
+
+
+def inspect_data(
+    config: DataConfig, *, size_px: int, context: int, batch_size: int, deep: bool, progress: Progress
+) -> tuple[Data, Inspection]:
+    """Look at captions whole, at pictures in a sample, or at all of them if `deep`."""
+    data = read_data(config)
+    train, val = data.train, data.val
+    looked_at = dict(look_at_all(data, size_px, progress)) if deep else _look_at_some(train, size_px)
+    looks = list(looked_at.values())
+    bad = dict.fromkeys(data.missing, "missing") | {label: one.reason for label, one in looked_at.items() if one.reason}
+    good = [one for one in looks if not one.reason]
+
+    counts = np.concatenate([train.caption_counts, val.caption_counts])
+    picture_keys = np.concatenate([train.picture_keys, val.picture_keys])
+    tokenizer = make_tokenizer(config.tokenizer, train, context)
+    fit = caption_fit(tokenizer, train)
+    leakage = find_leakage(train, val) if isinstance(train, IndexedSource) and isinstance(val, IndexedSource) else None
+    batch_size = min(batch_size, max(2, len(train)))
+    return data, Inspection(
+        source=list(config.source),
+        understood=list(data.words),
+        pictures=len(counts) + len(data.missing),
+        captions=int(counts.sum()),
+        train_pictures=len(train),
+        held_out_pictures=len(val),
+        captions_per_picture=Spread.of(counts),
+        caption_characters=Spread.of(train.caption_lengths()),
+        captions_cut=fit.cut,
+        context=context,
+        tokenizer=config.tokenizer,
+        vocabulary=tokenizer.vocab_size,
+        distinct_words=_distinct_words(train),
+        equal_captions=_repeated(np.concatenate([train.all_caption_keys(), val.all_caption_keys()])),
+        equal_pictures=_repeated(np.array([one.key for one in looks]) if deep else picture_keys),
+        compared_by="bytes" if deep or _compared_by_bytes(train) else "names",
+        leaked_pictures=leakage.pictures if leakage else 0,
+        leaked_captions=leakage.captions if leakage else 0,
+        loss_floor=loss_floor(plan_epoch(train, batch_size, seed=0, epoch=1)) if len(train) else 0.0,
+        batch_size=batch_size,
+        decoded=len(looks),
+        width_px=Spread.of([one.width for one in good]),
+        height_px=Spread.of([one.height for one in good]),
+        decode_images_per_s=1 / median(one.seconds for one in good) if good else None,
+        bad=bad,
+        notes=list(data.notes),
+    )
+
+
+# --- pictures -------------------------------------------------------------------------------------------------
+
+
+def sample_of(source: Source, count: int = SAMPLED_PICTURES) -> range:
+    """Indices, evenly spaced."""
+    return range(0, len(source), -(-len(source) // count) or 1)
+
+
+def look(source: Source, index: int, size_px: int) -> Look:
+    """Decode a picture and see what it is."""
+    key, size = index, (size_px, size_px)
+    started = time.perf_counter()
+    try:
+        source.picture(index, size_px)
+        seconds = time.perf_counter() - started
+        if isinstance(source, IndexedSource):
+            content = source.content(index)
+            key, size = key_of(content), picture_size(content)
+    except BadPictureError as error:
+        return Look(index, str(error), 0, 0, 0.0, key)
+    return Look(index, None, *size, seconds, key)
+
+
+def decode_seconds(source: Source, side_px: int) -> float:
+    """What decoding a picture takes on one core, from a few of them."""
+    times = []
+    for index in sample_of(source, TIMED_PICTURES):
+        one = look(source, index, side_px)
+        if one.reason is None:
+            times.append(one.seconds)
+    return median(times) if times else 0.0
+
+
+def _look_at_some(source: Source, size_px: int) -> dict[str, Look]:
+    return {source.label(index): look(source, index, size_px) for index in sample_of(source)}
+
+
+def look_at_all(data: Data, size_px: int, progress: Progress) -> Iterator[tuple[str, Look]]:
+    """Every picture of both sides with its label, on all cores, in order."""
+    total, done = len(data.train) + len(data.val), 0
+    tasks = [
+        (source, range(start, min(start + CHUNK, len(source))), size_px)
+        for source in (data.train, data.val)
+        for start in range(0, len(source), CHUNK)
+    ]
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(usable_cores(), mp_context=context) as processes:
+        for looks in processes.map(_look_at_several, tasks):
+            done += len(looks)
+            progress(done, total)
+            yield from looks
+
+
+def _look_at_several(task: tuple[Source, range, int]) -> list[tuple[str, Look]]:
+    source, indices, size_px = task
+    return [(source.label(index), look(source, index, size_px)) for index in indices]
+
+
+# --- captions -------------------------------------------------------------------------------------------------
+
+
+def _repeated(keys: NDArray[Any]) -> int:
+    """How many keys stand there more than once."""
+    _, counts = np.unique(keys, return_counts=True)
+    return int(counts[counts > 1].sum())
+
+
+def _compared_by_bytes(source: Source) -> bool:
+    return not isinstance(source, IndexedSource) or all(part.facts.hashed for part in source.parts)
+
+
+def _distinct_words(source: Source) -> int:
+    rows = len(source.caption_sizes())
+    words: set[str] = set()
+    for row in range(0, rows, -(-rows // SAMPLED_CAPTIONS)):
+        words.update(source.caption_row(row).lower().split())
+    return len({word.strip(".,;:!?\"'()") for word in words} - {""})

@@ -1,0 +1,107 @@
+"""Files of pictures to RGB: every kind that people have, within limits, or in words why it cannot be used. No torch."""
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import ExifTags, Image, UnidentifiedImageError
+
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # none that starts another program
+FILE_LIMIT_BYTES = 256 * 2**20
+PIXEL_LIMIT = 150_000_000  # a 12,000 × 12,000 scan; more is a mistake or an attack
+
+Pixels = NDArray[np.uint8]  # (H, W, 3)
+
+_WHITE = (255, 255, 255)
+# EXIF orientation to what puts the picture upright.
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class BadPictureError(Exception):
+    """A picture that cannot be used; the message is the reason, one of few."""
+
+
+def open_picture(content: bytes, least_px: int) -> Image.Image:
+    """The picture in a file's bytes, upright and in RGB, on white where it was transparent. A JPEG may come smaller
+    than it is, with no side below `least_px`: its blocks are decoded at 1/2, 1/4 or 1/8, which makes it fast."""
+    if not content:
+        raise BadPictureError("empty")
+    if len(content) > FILE_LIMIT_BYTES:
+        raise BadPictureError(f"more than {FILE_LIMIT_BYTES // 2**20} MiB")
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about damaged EXIF and large pictures; the limits are ours
+            picture = Image.open(io.BytesIO(content), formats=FORMATS)
+            if picture.width * picture.height > PIXEL_LIMIT:
+                raise BadPictureError(f"more than {PIXEL_LIMIT // 10**6} megapixels")
+            orientation = picture.getexif().get(ExifTags.Base.Orientation)
+            if picture.format == "JPEG" and min(picture.size) >= 2 * least_px:
+                picture.draft("RGB", _drafted(picture.size, least_px))
+            rgb = to_rgb(picture)
+    except BadPictureError:
+        raise
+    except UnidentifiedImageError:
+        raise BadPictureError("not a picture") from None
+    except Image.DecompressionBombError:
+        raise BadPictureError(f"more than {PIXEL_LIMIT // 10**6} megapixels") from None
+    except Exception as error:  # decoders raise what they like: OSError, SyntaxError, struct.error, ZeroDivisionError
+        raise BadPictureError("truncated" if "truncated" in str(error) else "damaged") from error
+    return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
+
+
+def picture_size(content: bytes) -> tuple[int, int]:
+    """Width and height, as the file's header says."""
+    try:
+        return Image.open(io.BytesIO(content), formats=FORMATS).size
+    except Exception:  # as in `open_picture`
+        raise BadPictureError("not a picture") from None
+
+
+def _drafted(size: tuple[int, int], least_px: int) -> tuple[int, int]:
+    """The size to ask a decoder for so that the shorter side keeps `least_px`."""
+    scale = least_px / min(size)
+    return round(size[0] * scale), round(size[1] * scale)
+
+
+def to_rgb(picture: Image.Image) -> Image.Image:
+    """Eight bits of red, green and blue. Of several frames the first."""
+    mode = picture.mode
+    if mode == "RGB" and "transparency" not in picture.info:
+        picture.load()
+        return picture
+    if mode in ("I;16", "I;16L", "I;16B", "I;16N", "I", "F"):  # convert() would cut everything above 255
+        return Image.fromarray(_eight_bits(np.asarray(picture)), "L").convert("RGB")
+    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
+        above = picture.convert("RGBA")
+        white = Image.new("RGB", picture.size, _WHITE)
+        white.paste(above, mask=above.getchannel("A"))
+        return white
+    return picture.convert("RGB")
+
+
+def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
+    """Grey values of more than eight bits, scaled by the range of their type; floats by their own."""
+    numbers = values.astype(np.float64)
+    if values.dtype.kind == "f":
+        low, high = float(numbers.min()), float(numbers.max())
+    else:
+        low, high = 0.0, 255.0 if numbers.max() <= 255 else 65535.0
+    return (np.clip((numbers - low) / max(high - low, 1e-12), 0, 1) * 255).round().astype(np.uint8)
+
+
+def to_square(picture: Image.Image, size_px: int) -> Image.Image:
+    """The middle of a picture, as CLIP looks at pictures it is asked about."""
+    side = min(picture.size)
+    left, top = (picture.width - side) // 2, (picture.height - side) // 2
+    box = (left, top, left + side, top + side)
+    return picture.resize((size_px, size_px), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)

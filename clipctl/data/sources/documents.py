@@ -1,0 +1,185 @@
+"""Captions in JSON: one object a line, COCO's and Karpathy's files, and lists of objects as BLIP has them. No torch."""
+
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from clipctl.data.sources.roots import candidate_roots
+from clipctl.data.sources.rows import UNSAID, Hints, Layout, Row, side_of
+from clipctl.data.sources.tables import CAPTION_NAMES, PICTURE_NAMES, SIDE_NAMES
+from clipctl.data.sources.text import open_text, sample_lines
+from clipctl.errors import DataError
+
+DOCUMENT_LIMIT_BYTES = 2 * 2**30  # COCO's largest caption file has 92 MB
+# In objects, `image_id` is a name without its suffix (CC3M of BLIP), or a number; both lead nowhere as a path.
+LINE_HINT = 'lines look like this: {"file_name": "0001.jpg", "text": "a dog"}'
+
+
+def lines_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
+    """One JSON object a line."""
+    head = sample_lines(path)
+    first = next((line for line in head if line.strip()), "")
+    try:
+        item = json.loads(first)
+    except ValueError:
+        raise DataError(f"{path}: the first line is not JSON: {first[:60]!r}", LINE_HINT) from None
+    picture, caption = _keys(item, hints, path)
+    return Layout(
+        "jsonl",
+        f"JSON lines, pictures from {picture}, captions from {caption}",
+        lambda: _line_rows(path, picture, caption, side),
+        [path],
+        candidate_roots(path.parent, hints.image_root),
+    )
+
+
+def document_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
+    """One JSON document: COCO, Karpathy, or a list of objects."""
+    document = _load(path)
+    side = side or file_side(path)
+    roots = candidate_roots(path.parent, hints.image_root)
+    if is_coco(document):
+        words = "COCO captions, pictures from images.file_name, captions from annotations.caption"
+        return Layout("coco", words, lambda: _coco_rows(path, _load(path), side), [path], roots)
+    if is_karpathy(document):
+        words = "Karpathy's JSON, pictures from images.filename, captions from sentences.raw, split from images.split"
+        return Layout("karpathy", words, lambda: _karpathy_rows(path, _load(path)), [path], roots)
+    items = _items(document)
+    if not items or not isinstance(items[0], dict):
+        raise DataError(
+            f"{path} has another shape than any that is known: {_shape(document)}; looked for COCO (images and "
+            "annotations), Karpathy (images with sentences), and a list of objects with a picture and a caption",
+            "clipctl data inspect --help lists the formats; one object a line in a .jsonl file works too",
+        )
+    picture, caption = _keys(items[0], hints, path)
+    return Layout(
+        "json",
+        f"a list of objects, pictures from {picture}, captions from {caption}",
+        lambda: (_row(item, picture, caption, side) for item in _items(_load(path)) if isinstance(item, dict)),
+        [path],
+        roots,
+    )
+
+
+def file_side(path: Path) -> int:
+    """What the name of a file says about its side, such as captions_val2017.json."""
+    words = path.stem.lower().replace("-", "_").split("_")
+    return next((side for side in map(side_of, reversed(words)) if side), UNSAID)
+
+
+def is_coco(document: Any) -> bool:
+    return (
+        isinstance(document, dict)
+        and isinstance(document.get("images"), list)
+        and isinstance(annotations := document.get("annotations"), list)
+        and any(isinstance(item, dict) and "caption" in item for item in annotations[:100])
+    )
+
+
+def is_karpathy(document: Any) -> bool:
+    images = document.get("images") if isinstance(document, dict) else None
+    return isinstance(images, list) and any(isinstance(item, dict) and "sentences" in item for item in images[:100])
+
+
+def _load(path: Path) -> Any:
+    if path.stat().st_size > DOCUMENT_LIMIT_BYTES:
+        raise DataError(f"{path} is larger than 2 GiB", "one object a line, in a .jsonl file, is read piece by piece")
+    try:
+        with open_text(path) as file:
+            return json.load(file)
+    except (ValueError, RecursionError) as error:
+        where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        words = error.msg if isinstance(error, json.JSONDecodeError) else "unreadable"
+        raise DataError(f"{path}{where} is not valid JSON: {words}") from None
+
+
+def _items(document: Any) -> list[Any]:
+    """The list of objects, which may stand below `data`."""
+    items = document.get("data") if isinstance(document, dict) else document
+    return items if isinstance(items, list) else []
+
+
+def _shape(document: Any) -> str:
+    if isinstance(document, dict):
+        return f"an object with {', '.join(str(key)[:40] for key in list(document)[:8]) or 'nothing in it'}"
+    if isinstance(document, list) and document:
+        return f"a list of {len(document)} whose first is {_shape(document[0])}"
+    return "an empty list" if document == [] else f"a {type(document).__name__}"
+
+
+# --- rows -----------------------------------------------------------------------------------------------------
+
+
+def _line_rows(path: Path, picture: str, caption: str, side: int) -> Iterator[Row]:
+    with open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                item = json.loads(line)
+            except (ValueError, RecursionError):
+                raise DataError(f"{path}, line {number} is not JSON: {line[:60]!r}", LINE_HINT) from None
+            if isinstance(item, dict):
+                yield _row(item, picture, caption, side)
+
+
+def _row(item: Mapping[str, Any], picture: str, caption: str, side: int) -> Row:
+    own_side = next((side_of(item[name]) for name in SIDE_NAMES if name in item), UNSAID)
+    return Row(_path(item.get(picture)), texts_in(item.get(caption)), own_side or side)
+
+
+def texts_in(value: Any) -> list[str]:
+    """Captions as JSON has them: a text, a list of texts, or a list of objects with `raw` or `caption`."""
+    values = value if isinstance(value, list) else [value]
+    found = (one.get("raw", one.get("caption")) if isinstance(one, dict) else one for one in values)
+    return [one for one in found if isinstance(one, str)]
+
+
+def _path(value: Any) -> str:
+    """The path in a picture's cell; datasets of the hub have an object with `path` there."""
+    if isinstance(value, dict):
+        value = value.get("path")
+    return value.strip() if isinstance(value, str) else ""
+
+
+def _coco_rows(path: Path, document: Any, side: int) -> Iterator[Row]:
+    captions: defaultdict[Any, list[str]] = defaultdict(list)
+    for item in document["annotations"]:
+        if isinstance(item, dict) and isinstance(item.get("caption"), str):
+            captions[item.get("image_id")].append(item["caption"])
+    for image in document["images"]:
+        if not isinstance(image, dict) or not isinstance(image.get("file_name"), str):
+            raise DataError(f"{path}: an image without file_name: {str(image)[:80]}")
+        yield Row(image["file_name"], captions.pop(image.get("id"), ()), side)
+
+
+def _karpathy_rows(path: Path, document: Any) -> Iterator[Row]:
+    for image in document["images"]:
+        if not isinstance(image, dict) or not isinstance(image.get("filename"), str):
+            raise DataError(f"{path}: an image without filename: {str(image)[:80]}")
+        folder = image.get("filepath")
+        name = f"{folder}/{image['filename']}" if isinstance(folder, str) and folder else image["filename"]
+        yield Row(name, texts_in(image.get("sentences")), side_of(image.get("split")))
+
+
+def _keys(item: Any, hints: Hints, path: Path) -> tuple[str, str]:
+    """Which keys of an object hold the picture and the caption."""
+    if not isinstance(item, dict):
+        raise DataError(f"{path}: the first entry is {_shape(item)}, not an object", LINE_HINT)
+    found = []
+    for noun, asked, known, flag in (
+        ("picture", hints.image_column, PICTURE_NAMES, "--image-column"),
+        ("caption", hints.caption_column, CAPTION_NAMES, "--caption-column"),
+    ):
+        lowered = {str(key).lower(): str(key) for key in item}
+        wanted = [asked.strip().lower()] if asked else known
+        key = next((lowered[name] for name in wanted if name in lowered), None)
+        if key is None:
+            raise DataError(
+                f"{path} has no key for the {noun}: looked for {', '.join(wanted[:12])}; found {_shape(item)[15:]}",
+                f"{flag} NAME says which it is",
+            )
+        found.append(key)
+    return found[0], found[1]

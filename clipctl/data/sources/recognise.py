@@ -1,0 +1,177 @@
+"""From a path to a layout: what lies there, by the files themselves. No torch."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import chain
+from pathlib import Path
+from typing import get_args
+
+from clipctl.config import DataFormat
+from clipctl.data.sources.documents import document_layout, file_side, lines_layout
+from clipctl.data.sources.folders import Entry, class_layout, metadata_layout, sidecar_layout, walk
+from clipctl.data.sources.rows import TEST, Hints, Layout, is_picture
+from clipctl.data.sources.shards import expand, is_pattern, shard_layout
+from clipctl.data.sources.tables import table_layout
+from clipctl.errors import DataError
+
+FILE_READERS: dict[str, Callable[[Path, Hints], Layout]] = {
+    "csv": table_layout,
+    "tsv": table_layout,
+    "pipe": table_layout,
+    "flickr": table_layout,
+    "jsonl": lines_layout,
+    "coco": document_layout,
+    "karpathy": document_layout,
+    "json": document_layout,
+    "webdataset": lambda path, hints: shard_layout([path]),
+}
+FOLDER_FORMATS = ("imagefolder", "sidecar", "classes", "webdataset")
+FORMATS = get_args(DataFormat)
+
+LOOKED_FOR = (
+    "*.tar shards, metadata.jsonl or metadata.csv, a table or JSON file of captions, text files beside pictures, and "
+    "folders of pictures"
+)
+
+_BY_SUFFIX = {
+    **dict.fromkeys((".csv", ".tsv", ".psv", ".txt", ".token"), "csv"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    ".json": "json",
+    ".tar": "webdataset",
+}
+# Files that tell about pictures in the same directory without being captions.
+_OTHER_NAMES = ("readme", "license", "licence", "requirements", "sizes", "dataset_info", "stats", "classes", "labels")
+
+
+def recognise(text: str, hints: Hints) -> Layout:
+    """How the data at a path, or a pattern of shards, are laid out. Raises DataError saying what was looked for."""
+    path = Path(text)
+    if not path.exists() and is_pattern(text):
+        return shard_layout([Path(name) for name in expand(text)])
+    if not path.exists():
+        raise DataError(f"no such file or directory: {text}", _neighbours(path))
+    if hints.image_root is not None and not Path(hints.image_root).is_dir():
+        raise DataError(f"--image-root {hints.image_root} is no directory")
+    return _folder(path, hints) if path.is_dir() else _file(path, hints)
+
+
+def _neighbours(path: Path) -> str:
+    try:
+        names = sorted(os.listdir(path.parent))[:8]
+    except OSError:
+        return "clipctl train without a path uses built-in pictures"
+    return f"{path.parent} holds {', '.join(names) or 'nothing'}"
+
+
+def _file(path: Path, hints: Hints) -> Layout:
+    if not path.is_file():
+        raise DataError(f"{path} is neither a file nor a directory")
+    format = hints.format or _BY_SUFFIX.get(path.suffix.lower()) or _by_content(path)
+    if format not in FILE_READERS:
+        raise DataError(f"--format {format} is for a directory, and {path} is a file")
+    return FILE_READERS[format](path, hints)
+
+
+def _by_content(path: Path) -> str:
+    with path.open("rb") as file:
+        head = file.read(512)
+    if head[257:262] == b"ustar":
+        return "webdataset"
+    if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        what = "a picture" if is_picture(path.name) else "a binary file"
+        raise DataError(f"{path} is {what}, not a list of captions", f"formats: {', '.join(FORMATS)}")
+    return "json" if head.lstrip()[:1] in (b"{", b"[") else "csv"
+
+
+def _folder(root: Path, hints: Hints) -> Layout:
+    """Shards, else a metadata file, else a single file of captions, else pictures with texts, else classes."""
+    if hints.format is not None and hints.format not in FOLDER_FORMATS:
+        return FILE_READERS[hints.format](_caption_file(root), hints)
+    if hints.format in (None, "webdataset") and (shards := sorted(root.glob("*.tar")) or sorted(root.glob("*/*.tar"))):
+        return shard_layout(shards)
+    if hints.format in (None, "imagefolder") and (layout := metadata_layout(root, hints)):
+        return layout
+    if hints.format is None and (layout := _annotated(root, hints)):
+        return layout
+    entries = list(walk(root))
+    if hints.format in (None, "sidecar") and (layout := sidecar_layout(root, entries)):
+        return layout
+    if hints.format in (None, "classes") and (layout := class_layout(root, entries, hints)):
+        return layout
+    raise _nothing_found(root, entries, hints)
+
+
+def _annotated(root: Path, hints: Hints) -> Layout | None:
+    """A directory whose captions stand in a file of their own, or in one for each side, as COCO has them."""
+    files = _caption_files(root)
+    if len(files) > 1:
+        sides = [file_side(path) for path in files]
+        if 0 in sides or len(set(sides)) < len(sides):
+            return _single(files, root, hints)
+        parts = [_file(path, hints) for path in files if file_side(path) != TEST]
+        names = ", ".join(path.name for path in files)
+        return replace(
+            parts[0],
+            words=f"{names}: {parts[0].words}",
+            rows=lambda: chain.from_iterable(part.rows() for part in parts),
+            files=[file for part in parts for file in part.files],
+        )
+    if not files:
+        return None
+    layout = _file(files[0], hints)
+    return replace(layout, words=f"{files[0].name}: {layout.words}")
+
+
+def _single(files: Sequence[Path], root: Path, hints: Hints) -> Layout:
+    """Of several files the one that reads as captions; two that do are for the user to choose from."""
+    readable = []
+    for path in files:
+        try:
+            readable.append((path, _file(path, hints)))
+        except DataError:
+            continue
+    if len(readable) == 1:
+        path, layout = readable[0]
+        return replace(layout, words=f"{path.name}: {layout.words}")
+    names = ", ".join(path.name for path in [path for path, _ in readable] or files)
+    which = "several files could hold the captions" if readable else "no file holds captions that can be read"
+    raise DataError(f"{root}: {which}: {names}", "pass the one that is meant instead of the directory")
+
+
+def _caption_files(root: Path) -> list[Path]:
+    """Tables and JSON files in a directory or its `annotations`, unless they stand beside pictures of the same name."""
+    found = []
+    for place in (root, root / "annotations"):
+        if not place.is_dir():
+            continue
+        names = sorted(os.listdir(place))
+        stems = {name.rpartition(".")[0] for name in names if is_picture(name)}
+        for name in names:
+            stem, dot, suffix = name.rpartition(".")
+            known = f".{suffix.lower()}" in _BY_SUFFIX and suffix.lower() != "tar"
+            other = stem.lower().startswith(_OTHER_NAMES) or name.startswith(("instances_", "person_keypoints_", "."))
+            if dot and known and not other and stem not in stems and (place / name).is_file():
+                found.append(place / name)
+    return found
+
+
+def _caption_file(root: Path) -> Path:
+    files = _caption_files(root)
+    if len(files) == 1:
+        return files[0]
+    names = ", ".join(path.name for path in files) or "none"
+    raise DataError(f"{root} has {len(files)} files that could hold captions: {names}", "pass the file itself")
+
+
+def _nothing_found(root: Path, entries: Sequence[Entry], hints: Hints) -> DataError:
+    pictures = sum(is_picture(entry.name) for entry in entries)
+    looked_for = f"what --format {hints.format} needs" if hints.format else LOOKED_FOR
+    if not pictures:
+        suffixes = sorted({Path(entry.name).suffix or "(none)" for entry in entries})[:8]
+        what = f"{len(entries):,} files ({', '.join(suffixes)})" if entries else "nothing"
+        return DataError(f"{root} holds no pictures: found {what}; looked for {looked_for}")
+    return DataError(
+        f"{root} holds {pictures:,} pictures and no captions; looked for {looked_for}",
+        "put a text file beside each picture (1.jpg, 1.txt), or write a table with columns image and caption",
+    )

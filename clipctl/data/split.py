@@ -1,0 +1,84 @@
+"""Which pictures are held out: by picture, never by caption, and the same ones whatever else is added. No torch."""
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipctl.data.sampling import mix
+from clipctl.data.source import Keys
+from clipctl.data.sources.indexed import IndexedSource
+from clipctl.data.sources.rows import TEST, TRAIN, UNSAID, VAL
+
+_SALT = 0x5917
+
+
+class Sides(NamedTuple):
+    train: IndexedSource
+    val: IndexedSource
+    unused: int  # pictures of a test side: left alone
+
+
+def divide(source: IndexedSource, fraction: float, limit: int, seed: int) -> Sides:
+    """By the data's own sides, where they have any; else `fraction` of the pictures, up to `limit`, are held out."""
+    if not source.has_sides:
+        chosen = held_out(source, round(len(source) * fraction), limit, seed)
+        return Sides(source.without(chosen), source.select(chosen), 0)
+    sides = source.sides
+    rest = source.select(np.flatnonzero((sides == TRAIN) | (sides == UNSAID)))
+    own = source.select(np.flatnonzero(sides == VAL))
+    unused = int((sides == TEST).sum())
+    if len(own):
+        return Sides(rest, own.thinned(limit), unused)
+    chosen = held_out(rest, round(len(rest) * fraction), limit, seed)
+    return Sides(rest.without(chosen), rest.select(chosen), unused)
+
+
+def held_out(source: IndexedSource, count: int, limit: int, seed: int) -> NDArray[np.int64]:
+    """Those pictures whose mixed keys are the lowest: equal pictures go to the same side, and a picture stays on its
+    side when others come or go."""
+    count = min(count, limit)
+    if count < 1:
+        return np.zeros(0, dtype=np.int64)
+    # Keys are spread evenly, so the lowest are found among few; more than `count` of them, but for equal pictures.
+    share = min(1.0, (count + 8 * count**0.5 + 16) / len(source))
+    while True:
+        bound = np.uint64(min(2**64 - 1, int(share * 2**64)))
+        places, keys = _below(source.key_chunks(), bound, seed)
+        if len(keys) >= count or share >= 1:
+            break
+        share = min(1.0, 2 * share)
+    cutoff = np.partition(keys, count - 1)[count - 1]
+    return np.asarray(places[keys <= cutoff])
+
+
+def _below(chunks: Iterator[Keys], bound: np.uint64, seed: int) -> tuple[NDArray[np.int64], Keys]:
+    start, places, lowest = 0, [], []
+    for chunk in chunks:
+        mixed = mix(chunk, seed, _SALT)
+        here = np.flatnonzero(mixed <= bound)
+        places.append(here + start)
+        lowest.append(mixed[here])
+        start += len(chunk)
+    return np.concatenate(places), np.concatenate(lowest)
+
+
+class Leakage(NamedTuple):
+    """Held-out things that are in the training data as well."""
+
+    pictures: int
+    captions: int  # held-out captions whose text a training picture has too
+
+
+def find_leakage(train: IndexedSource, val: IndexedSource) -> Leakage:
+    pictures, captions = val.picture_keys, val.all_caption_keys()
+    return Leakage(_shared(pictures, train.key_chunks()), _shared(captions, train.caption_key_chunks()))
+
+
+def _shared(keys: Keys, chunks: Iterator[Keys]) -> int:
+    """How many of the keys occur in the chunks."""
+    seen = np.zeros(len(keys), dtype=bool)
+    for chunk in chunks:
+        seen |= np.isin(keys, chunk)
+    return int(seen.sum())

@@ -1,0 +1,382 @@
+"""Each format, from files written exactly as their owners write them."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from clipctl.data.index import open_index, read_picture
+from clipctl.data.sources.rows import TEST, TRAIN, UNSAID, VAL, Hints
+from clipctl.data.sources.shards import expand, split_name
+from clipctl.errors import DataError
+from tests.data import files
+
+
+def index_of(path, **hints):
+    return open_index(str(path), Hints(**hints))
+
+
+def pairs_of(index):
+    """Captions by the name of the picture."""
+    return {index.name(picture): index.captions(picture) for picture in range(len(index))}
+
+
+def sides_of(index):
+    return {index.name(picture): int(index.sides[picture]) for picture in range(len(index))}
+
+
+def assert_pictures_are_theirs(index, numbers):
+    """Every picture is found, and is the one that its name says."""
+    assert (index.sizes > 0).all()
+    contents = [read_picture(index, picture, 10**6) for picture in range(len(index))]
+    assert contents == [files.jpeg(number) for number in numbers]
+
+
+def test_flickr8k_of_kaggle(tmp_path):
+    index = index_of(files.flickr8k_kaggle(tmp_path))
+    assert index.facts.format == "csv"
+    assert "captions.txt" in index.facts.words and "column image, captions from column caption" in index.facts.words
+    pairs = pairs_of(index)
+    assert list(pairs) == list(files.FLICKR8K_NAMES)
+    assert pairs[files.FLICKR8K_NAMES[1]] == [
+        "A child in a pink dress is climbing up a set of stairs in an entry way .",
+        *(f"A dog , wet and happy , runs number {number} ." for number in range(4)),
+    ]
+    assert_pictures_are_theirs(index, range(3))
+
+
+def test_flickr8k_of_its_authors(tmp_path):
+    index = index_of(files.flickr8k_tokens(tmp_path))
+    assert index.facts.format == "flickr"
+    assert pairs_of(index)[files.FLICKR8K_NAMES[0]] == [f"A man {number} walks ." for number in range(5)]
+    assert_pictures_are_theirs(index, range(3))
+
+
+def test_flickr30k_of_kaggle_with_its_broken_row(tmp_path):
+    index = index_of(files.flickr30k_kaggle(tmp_path))
+    assert index.facts.format == "pipe"
+    pairs = pairs_of(index)
+    assert [len(captions) for captions in pairs.values()] == [5, 5, 5]
+    assert pairs["1000092795.jpg"][2] == "Two young guys with shaggy hair look at their hands 2 ."
+    assert pairs["2199200615.jpg"][4] == "A dog runs across the grass ."
+    assert_pictures_are_theirs(index, range(3))
+
+
+def test_coco_takes_both_files_and_their_sides(tmp_path):
+    index = index_of(files.coco(tmp_path))
+    assert index.facts.format == "coco"
+    assert pairs_of(index)["000000000001.jpg"] == [f"A bicycle 1 seen {k} times." for k in range(5)]
+    assert list(sides_of(index).values()) == [TRAIN] * 4 + [VAL] * 2
+    assert_pictures_are_theirs(index, range(1, 7))
+
+
+def test_one_coco_file(tmp_path):
+    files.coco(tmp_path)
+    index = index_of(tmp_path / "annotations/captions_val2017.json")
+    assert len(index) == 2 and set(sides_of(index).values()) == {VAL}
+    assert_pictures_are_theirs(index, [5, 6])
+
+
+def test_karpathys_splits(tmp_path):
+    index = index_of(files.karpathy(tmp_path))
+    assert index.facts.format == "karpathy"
+    assert [int(side) for side in index.sides] == [TRAIN, TRAIN, TRAIN, VAL, VAL, TEST]
+    assert pairs_of(index)["train2014/COCO_train2014_000000000000.jpg"][3] == "A man 0 with a red helmet 3."
+    assert_pictures_are_theirs(index, range(6))
+
+
+def test_blips_lists(tmp_path):
+    index = index_of(files.blip(tmp_path))
+    pairs = pairs_of(index)
+    assert index.facts.format == "json"
+    assert pairs["val2014/COCO_val2014_000000000001.jpg"] == ["a woman 1 eats", "lunch 1"]
+    assert pairs["val2014/COCO_val2014_000000000003.jpg"] == ["a single caption"]
+    assert_pictures_are_theirs(index, range(4))
+
+
+def test_metadata_of_diffusers(tmp_path):
+    index = index_of(files.diffusers(tmp_path) / "train")
+    assert index.facts.format == "imagefolder"
+    assert pairs_of(index)["0002.png"] == ["a drawing of pokemon 2"]
+    assert_pictures_are_theirs(index, range(4))
+
+
+def test_imagefolder_with_splits(tmp_path):
+    index = index_of(files.imagefolder(tmp_path))
+    sides = sides_of(index)
+    assert sides["train/train_3.jpg"] == TRAIN and sides["validation/validation_0.jpg"] == VAL
+    assert sides["test/test_1.jpg"] == TEST
+    assert pairs_of(index)["train/train_0.jpg"] == ["a train picture of train_0"]
+
+
+@pytest.mark.parametrize("write", [files.open_clip_csv, files.run_clip_csv])
+def test_tables_of_other_trainers(tmp_path, write):
+    index = index_of(write(tmp_path))
+    assert [captions[0][-8:] for captions in pairs_of(index).values()] == [f"number {number}" for number in range(4)]
+    assert_pictures_are_theirs(index, range(4))
+
+
+def test_sidecars(tmp_path):
+    index = index_of(files.sidecars(tmp_path))
+    assert index.facts.format == "sidecar"
+    assert pairs_of(index)["0003.png"] == ["a castle, number 3, masterpiece"]
+
+
+def test_class_folders(tmp_path):
+    index = index_of(files.classes(tmp_path))
+    assert index.facts.format == "classes"
+    assert pairs_of(index)["train/golden_retriever/0.jpg"] == ["a photo of a golden retriever"]
+    assert pairs_of(index)["val/tabby-cat/1.jpg"] == ["a photo of a tabby cat"]
+    assert index.facts.side_counts == [0, 6, 4, 0]
+    assert pairs_of(index_of(tmp_path, template="art: {}"))["val/tabby-cat/1.jpg"] == ["art: tabby cat"]
+
+
+# --- shards ---------------------------------------------------------------------------------------------------
+
+
+def test_img2dataset_shards_are_read_in_place(tmp_path):
+    index = index_of(files.img2dataset(tmp_path))
+    assert index.facts.format == "webdataset"
+    assert pairs_of(index)["000010002.jpg"] == ["an old photo of town 000010002"]
+    assert_pictures_are_theirs(index, [0, 1, 2, 3, 10, 11, 12, 13])
+    assert not list(tmp_path.glob("**/*.jpg"))
+
+
+def test_a_pattern_of_shards(tmp_path):
+    files.img2dataset(tmp_path, shards=3)
+    assert len(index_of(f"{tmp_path}/{{00000..00001}}.tar")) == 8
+    with pytest.raises(DataError, match="1 of 4 shards do not exist"):
+        index_of(f"{tmp_path}/{{00000..00003}}.tar")
+
+
+def test_patterns_expand_as_in_a_shell():
+    assert expand("a-{008..011}.tar") == ["a-008.tar", "a-009.tar", "a-010.tar", "a-011.tar"]
+    assert expand("{8..11}") == ["8", "9", "10", "11"]
+    assert expand("{a,b}/{1..2}") == ["a/1", "a/2", "b/1", "b/2"]
+
+
+def test_members_belong_together_up_to_the_first_dot():
+    assert split_name("dir.v2/0001.left.JPG") == ("dir.v2/0001", "left.jpg")
+    assert split_name("0001.json") == ("0001", "json")
+
+
+def test_a_caption_in_json_counts_where_there_is_no_text(tmp_path):
+    samples = [("a.jpg", files.jpeg(1)), ("a.json", b'{"caption": "from json"}'), ("b.txt", b"no picture")]
+    samples += [
+        ("c.png", files.jpeg(2)),
+        ("c.txt", b"from text"),
+        ("c.json", b'{"caption": "no"}'),
+        ("d.cls", b"3"),
+    ]
+    index = index_of(files.shard(tmp_path / "x.tar", samples))
+    assert pairs_of(index) == {"a.jpg": ["from json"], "c.png": ["from text"]}
+
+
+def test_long_names_links_and_folders_in_a_shard(tmp_path):
+    import io
+    import tarfile
+
+    long_name = "very/" * 40 + "long.jpg"
+    with tarfile.open(tmp_path / "x.tar", "w", format=tarfile.PAX_FORMAT) as tar:
+        folder = tarfile.TarInfo("very")
+        folder.type = tarfile.DIRTYPE
+        tar.addfile(folder)
+        link = tarfile.TarInfo("evil.jpg")
+        link.type, link.linkname = tarfile.SYMTYPE, "../../secret"
+        tar.addfile(link)
+        for name, content in ((long_name, files.jpeg(5)), (long_name[:-3] + "txt", b"deep")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    index = index_of(tmp_path / "x.tar")
+    assert pairs_of(index) == {long_name: ["deep"]}
+    assert_pictures_are_theirs(index, [5])
+
+
+# --- tables as people have them -------------------------------------------------------------------------------
+
+
+def table(tmp_path, text, name="data.csv", pictures=4):
+    files.write_pictures(tmp_path, [f"{number}.jpg" for number in range(pictures)])
+    (tmp_path / name).write_bytes(text if isinstance(text, bytes) else text.encode())
+    return tmp_path / name
+
+
+@pytest.mark.parametrize("picture", ["path", "image", "img", "image_path", "filepath", "file_name", "Filename"])
+@pytest.mark.parametrize("caption", ["caption", "text", "title", "Label", "description", "prompt", "comment"])
+def test_columns_have_many_names(tmp_path, picture, caption):
+    index = index_of(table(tmp_path, f"id,{picture},width,{caption}\n1,0.jpg,9,a dog\n2,1.jpg,9,a cat\n"))
+    assert pairs_of(index) == {"0.jpg": ["a dog"], "1.jpg": ["a cat"]}
+
+
+def test_a_table_without_a_header(tmp_path):
+    index = index_of(table(tmp_path, "7;0.jpg;a dog on a hill\n8;1.jpg;a cat in the sun\n"))
+    assert pairs_of(index) == {"0.jpg": ["a dog on a hill"], "1.jpg": ["a cat in the sun"]}
+    assert "without a header" in index.facts.words
+
+
+def test_columns_are_guessed_from_what_they_hold(tmp_path):
+    index = index_of(table(tmp_path, "nr,bild,beschreibung\n1,0.jpg,ein Hund am Meer\n2,1.jpg,eine Katze im Gras\n"))
+    assert pairs_of(index) == {"0.jpg": ["ein Hund am Meer"], "1.jpg": ["eine Katze im Gras"]}
+
+
+def test_flags_override_what_was_guessed(tmp_path):
+    path = table(tmp_path, "image,other,caption,alt\n0.jpg,1.jpg,a dog,ein Hund\n1.jpg,0.jpg,a cat,eine Katze\n")
+    assert pairs_of(index_of(path, image_column="other", caption_column="ALT")) == {
+        "1.jpg": ["ein Hund"],
+        "0.jpg": ["eine Katze"],
+    }
+    assert pairs_of(index_of(path, caption_column="caption,alt"))["0.jpg"] == ["a dog", "ein Hund"]
+
+
+def test_rows_of_one_picture_are_joined_wherever_they_stand(tmp_path):
+    index = index_of(table(tmp_path, "image,caption\n0.jpg,one\n1.jpg,two\n0.jpg,three\n2.jpg,four\n1.jpg,five\n"))
+    assert pairs_of(index) == {"0.jpg": ["one", "three"], "1.jpg": ["two", "five"], "2.jpg": ["four"]}
+    assert [int(index.row_keys[row]) for row in index.caption_rows[:2]] == [
+        int(index.row_keys[0]),
+        int(index.row_keys[2]),
+    ]
+
+
+def test_a_split_column_is_respected(tmp_path):
+    index = index_of(table(tmp_path, "image,split,caption\n0.jpg,train,a\n1.jpg,valid,b\n2.jpg,test,c\n3.jpg,,d\n"))
+    assert list(sides_of(index).values()) == [TRAIN, VAL, TEST, UNSAID]
+
+
+def test_several_caption_columns_and_lists(tmp_path):
+    index = index_of(table(tmp_path, "image,caption_0,caption_1\n0.jpg,one,two\n1.jpg,three,\n"))
+    assert pairs_of(index) == {"0.jpg": ["one", "two"], "1.jpg": ["three"]}
+    rows = 'filename,raw\n0.jpg,"[""one"", ""two""]"\n1.jpg,"[sic] three"\n'
+    assert pairs_of(index_of(table(tmp_path, rows, name="b.csv"))) == {
+        "0.jpg": ["one", "two"],
+        "1.jpg": ["[sic] three"],
+    }
+
+
+def test_marks_line_ends_and_broken_bytes(tmp_path):
+    expected = {"0.jpg": ["über"], "1.jpg": ["a b\ufffdc"]}
+    content = "\ufeffimage,caption\r\n0.jpg,über\r\n".encode() + b"1.jpg,a\x00b\xffc\r\n"
+    assert pairs_of(index_of(table(tmp_path, content))) == expected
+    utf16 = "image\tcaption\n0.jpg\tüber\n".encode("utf-16")
+    assert pairs_of(index_of(table(tmp_path, utf16, name="excel.txt"))) == {"0.jpg": ["über"]}
+
+
+def test_captions_are_cleaned_or_skipped_by_rule(tmp_path):
+    rows = [
+        "image,caption",
+        "0.jpg,",
+        '1.jpg,"  two\n lines\t\x1b[31m "',
+        f"2.jpg,{'long ' * 200_000}",
+        "3.jpg,[red]שלום[/]",
+    ]
+    index = index_of(table(tmp_path, "\n".join(rows)))
+    pairs = pairs_of(index)
+    assert index.facts.skipped == {"no caption": 1}
+    assert pairs["1.jpg"] == ["two lines [31m"] and pairs["3.jpg"] == ["[red]שלום[/]"]
+    assert len(pairs["2.jpg"][0]) <= 10_000
+
+
+def test_json_lines_with_other_keys(tmp_path):
+    lines = "\n".join(json.dumps({"image": f"{number}.jpg", "caption": [f"a {number}"]}) for number in range(3))
+    assert pairs_of(index_of(table(tmp_path, lines, name="x.jsonl"))) == {f"{n}.jpg": [f"a {n}"] for n in range(3)}
+
+
+def test_pictures_are_looked_for_beside_and_below_and_where_told(tmp_path):
+    files.write_pictures(tmp_path / "elsewhere", ["0.jpg", "1.jpg"])
+    (tmp_path / "lists").mkdir()
+    path = tmp_path / "lists" / "data.csv"
+    path.write_text("image,caption\n0.jpg,a dog\n1.jpg,a cat\nsub/2.jpg,a cow\n")
+    assert index_of(path).facts.places == [str(tmp_path / "elsewhere")]
+    files.write_pictures(tmp_path / "far/away", ["0.jpg", "1.jpg", "sub/2.jpg"])
+    index = index_of(path, image_root=str(tmp_path / "far/away"))
+    assert index.facts.missing == 0 and index.facts.places == [str(tmp_path / "far/away")]
+
+
+def test_missing_pictures_are_counted_not_fatal(tmp_path):
+    index = index_of(table(tmp_path, "image,caption\n0.jpg,a\nnone.jpg,b\n1.jpg,c\n"))
+    assert index.facts.missing == 1 and list(index.sizes < 0) == [False, True, False]
+
+
+# --- bad input ------------------------------------------------------------------------------------------------
+
+BAD = {
+    "no caption column": (
+        "data.csv",
+        "image,width,height\n0.jpg,3,4\n",
+        "no caption column.*found image, width",
+    ),
+    "no picture column": ("data.csv", "who,what\nme,is here to stay\n", "no picture column.*found who, what"),
+    "one column": ("data.csv", "0.jpg\n1.jpg\n", "single column"),
+    "an empty table": ("data.csv", "", "is empty"),
+    "empty captions": ("data.csv", "image,caption\n0.jpg,\n1.jpg,  \n", "has no captions: 2 rows with no caption"),
+    "pictures elsewhere": ("data.csv", "image,caption\nx/9.jpg,a\nx/8.jpg,b\n", "none of 2 pictures.*looked in"),
+    "web addresses": ("data.csv", "url,caption\nhttp://a/b.jpg,a dog\nhttp://a/c.jpg,a cat\n", "web addresses"),
+    "an unclosed quote": ("data.csv", 'image,caption\n0.jpg,"' + "x" * 17_000_000, "line 2: field larger"),
+    "JSON of another shape": ("data.json", '{"cats": [1, 2], "dogs": 3}', "another shape.*an object with cats, dogs"),
+    "a list of numbers": ("data.json", "[1, 2, 3]", "a list of 3 whose first is a int"),
+    "broken JSON": ("data.json", '{"images": [', "not valid JSON"),
+    "deep JSON": ("data.json", "[" * 100_000, "not valid JSON"),
+    "JSON without captions": ("data.json", '[{"image": "0.jpg", "size": 3}]', "no key for the caption.*image, size"),
+    "a broken line": ("data.jsonl", '{"image": "0.jpg", "text": "a"}\n{"image": \n', "line 2 is not JSON"),
+    "a line that is no object": ("data.jsonl", "[1, 2]\n", "a list of 2 whose first is a int, not an object"),
+    "no tar at all": ("data.tar", "hello" * 1000, "is no tar file"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_says_what_was_looked_for_and_found(tmp_path, case):
+    name, text, message = BAD[case]
+    with pytest.raises(DataError, match=message):
+        index_of(table(tmp_path, text, name=name, pictures=2))
+
+
+@pytest.mark.parametrize("kept", [0.2, 0.5, 0.97])
+def test_a_truncated_shard_is_refused(tmp_path, kept):
+    path = files.img2dataset(tmp_path, shards=1) / "00000.tar"
+    content = path.read_bytes()
+    with_members = content[: content.rindex(b"ustar") + 1024]
+    path.write_bytes(with_members[: int(len(with_members) * kept)])
+    with pytest.raises(DataError, match=r"cut off|damaged"):
+        index_of(path)
+
+
+def test_a_compressed_shard_is_refused(tmp_path):
+    import gzip
+
+    path = files.img2dataset(tmp_path, shards=1) / "00000.tar"
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(DataError, match="is compressed") as error:
+        index_of(path)
+    assert "gunzip" in error.value.hint
+
+
+def test_missing_and_empty_places(tmp_path):
+    with pytest.raises(DataError, match="no such file"):
+        index_of(tmp_path / "nothing.csv")
+    with pytest.raises(DataError, match="holds no pictures: found nothing; looked for"):
+        index_of(tmp_path)
+    files.write_pictures(tmp_path, ["a.jpg", "b.jpg"])
+    with pytest.raises(DataError, match="2 pictures and no captions"):
+        index_of(tmp_path)
+    with pytest.raises(DataError, match="a picture, not a list"):
+        index_of(tmp_path / "a.jpg")
+
+
+def test_two_lists_of_captions_are_for_the_user_to_choose_from(tmp_path):
+    table(tmp_path, "image,caption\n0.jpg,a\n", name="one.csv")
+    table(tmp_path, "image,caption\n0.jpg,b\n", name="two.csv")
+    with pytest.raises(DataError, match=r"several files could hold the captions: one.csv, two.csv"):
+        index_of(tmp_path)
+
+
+def test_pictures_of_every_suffix_decode(tmp_path):
+    """What `is_picture` takes, `open_picture` opens."""
+    from clipctl.data.pictures import open_picture
+    from clipctl.data.sources.rows import PICTURE_SUFFIXES
+
+    for suffix in PICTURE_SUFFIXES:
+        path = tmp_path / f"picture{suffix}"
+        files.pixels(1).save(path)
+        assert np.asarray(open_picture(path.read_bytes(), 30)).shape == (36, 48, 3)
+        assert Image.open(path).size == (48, 36)
