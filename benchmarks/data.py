@@ -28,6 +28,7 @@ from clipctl.data.cache import RamCache
 from clipctl.data.images import MEAN, STD, Augmentation, augment, kept_side, normalise
 from clipctl.data.pictures import open_picture
 from clipctl.hardware import cpu
+from clipctl.hardware.memory import keep_freed_memory
 
 INDEX_ROWS, OPEN_PAIRS = 1_000_000, 10_000_000
 SIZE_PX = 224
@@ -132,11 +133,12 @@ class Photos:
 
 def ours(cache: RamCache, count: int) -> torch.Tensor:
     how = Augmentation(max_shift=0, max_zoom=0, flip=True, min_crop=0.6, jitter=0.1)
-    views = [
-        augment(cache.get(index), np.random.default_rng([0, 1, index]), SIZE_PX, how, flip=True)
-        for index in range(count)
-    ]
-    return normalise(torch.from_numpy(np.stack(views)))
+    views, jitter = [], []
+    for index in range(count):
+        rng = np.random.default_rng([0, 1, index])
+        views.append(augment(cache.get(index), rng, SIZE_PX, how, flip=True))
+        jitter.append(rng.uniform(0.9, 1.1, size=3))
+    return normalise(torch.from_numpy(np.stack(views)), torch.tensor(np.array(jitter), dtype=torch.float32))
 
 
 def compare(contents: list[bytes]) -> dict[str, float]:
@@ -159,6 +161,7 @@ def compare(contents: list[bytes]) -> dict[str, float]:
 
 def decode(_: Path) -> None:
     torch.set_num_threads(1)
+    keep_freed_memory()  # as a training does
     for width, height in ((1024, 1024), (1024, 768)):
         contents = [photo(seed, width, height) for seed in range(32)]
         speeds = compare(contents)

@@ -114,6 +114,9 @@ class SideSource:
     def captions(self, index):
         return [self._caption]
 
+    def caption(self, index, which):
+        return self._caption
+
     def caption_key(self, index, which):
         return 0
 
@@ -177,7 +180,8 @@ def test_the_dataset_pickles_for_spawned_workers(tokenizer):
 def test_tokens_are_cut_to_the_longest_caption_unless_fixed(tokenizer):
     pixels = np.zeros((2, 2, 3), np.uint8)
     pairs = [
-        Pair(pixels, tokenizer.encode(caption), number, number, ()) for number, caption in enumerate(["a", "cats"])
+        Pair(pixels, tokenizer.encode(caption), None, number, number, ())
+        for number, caption in enumerate(["a", "cats"])
     ]
     assert Collate(fixed_length=False)(pairs).tokens.shape == (2, 6)
     assert Collate(fixed_length=True)(pairs).tokens.shape == (2, 16)

@@ -17,6 +17,7 @@ MEAN = (0.48145466, 0.4578275, 0.40821073)
 STD = (0.26862954, 0.26130258, 0.27577711)
 
 LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
+MIDDLE = 115.0  # the grey that contrast is changed around: the mean of those pictures
 MAX_RATIO = 2.0  # of a kept picture's sides; of longer ones the middle is taken
 CROP_RATIO = 4 / 3  # a random crop is up to so much wider than high, or higher than wide
 KEPT_SHARE = 8 / 7  # pictures are kept with sides by so much longer than the model's, so that crops stay sharp
@@ -54,8 +55,9 @@ def resized(pixels: Pixels, box: tuple[int, int, int, int], width: int, height: 
     """The part of a picture in `box` (left, top, right, bottom) in another size: bicubic, smoothed where it shrinks.
     Torch's kernel for bytes does what Pillow's does, in a quarter of the time."""
     left, top, right, bottom = box
-    part = torch.from_numpy(pixels[top:bottom, left:right]).permute(2, 0, 1).unsqueeze(0)
-    return F.interpolate(part, size=(height, width), mode="bicubic", antialias=True)[0].permute(1, 2, 0).numpy()
+    part = torch.from_numpy(np.ascontiguousarray(pixels[top:bottom, left:right]))[None].permute(0, 3, 1, 2)
+    view = F.interpolate(part, size=(height, width), mode="bicubic", antialias=True)
+    return view[0].permute(1, 2, 0).numpy()
 
 
 def to_area(pixels: Pixels, side_px: int) -> Pixels:
@@ -79,8 +81,6 @@ def augment(pixels: Pixels, rng: np.random.Generator, size_px: int, how: Augment
     if how.min_crop < 1 or pixels.shape[:2] != (size_px, size_px):
         box = crop_box(rng, pixels.shape[1], pixels.shape[0], how.min_crop)
         pixels = resized(pixels, box, size_px, size_px)
-    if how.jitter:
-        pixels = jittered(pixels, *rng.uniform(1 - how.jitter, 1 + how.jitter, size=3))
     if how.max_shift or how.max_zoom:
         pixels = shifted(pixels, rng, max_shift=how.max_shift, max_zoom=how.max_zoom)
     if flip and rng.integers(2):
@@ -105,17 +105,6 @@ def crop_box(rng: np.random.Generator, width: int, height: int, min_share: float
     return left, top, left + columns, top + rows
 
 
-def jittered(pixels: Pixels, brightness: float, contrast: float, saturation: float) -> Pixels:
-    """Colours away from or towards grey, then from or towards the mean, then brighter or darker: one 3 × 3 matrix."""
-    luma = np.array(LUMA, dtype=np.float32)
-    mean = float(pixels.mean(axis=(0, 1)) @ luma)
-    keep = np.float32(brightness * contrast * saturation) * np.eye(3, dtype=np.float32)
-    grey = np.float32(brightness * contrast * (1 - saturation)) * luma  # the same for red, green and blue
-    values = pixels.reshape(-1, 3).astype(np.float32) @ (keep + grey).T
-    values += np.float32(brightness * (1 - contrast) * mean + 0.5)
-    return np.clip(values, 0, 255, out=values).astype(np.uint8).reshape(pixels.shape)
-
-
 def shifted(pixels: Pixels, rng: np.random.Generator, *, max_shift: float, max_zoom: float) -> Pixels:
     """Shifted by up to `max_shift` of the side and zoomed by up to `max_zoom`.
 
@@ -130,14 +119,26 @@ def shifted(pixels: Pixels, rng: np.random.Generator, *, max_shift: float, max_z
     return np.asarray(pixels[rows][:, columns])
 
 
-def normalise(images: Tensor) -> Tensor:
-    """Bytes (B, H, W, 3) to the contiguous floats (B, 3, H, W) that the image tower takes, on the same device."""
+def normalise(images: Tensor, jitter: Tensor | None = None) -> Tensor:
+    """Bytes (B, H, W, 3) to the contiguous floats (B, 3, H, W) that the image tower takes, on the same device.
+
+    `jitter` (B, 3) are factors of brightness, contrast and saturation: colours move away from or towards grey, then
+    from or towards the middle, then become brighter or darker. It is done here because here they are floats already.
+    """
     mean, std = _constants(images.device)
-    return images.permute(0, 3, 1, 2).contiguous().float().sub_(mean).div_(std)
+    pixels = images.permute(0, 3, 1, 2).contiguous().float()
+    if jitter is None:
+        return pixels.sub_(mean).div_(std)
+    brightness, contrast, saturation = jitter.T.reshape(3, -1, 1, 1, 1)
+    red, green, blue = (weight * pixels[:, colour : colour + 1] for colour, weight in enumerate(LUMA))
+    pixels = torch.lerp(red + green + blue, pixels, saturation)
+    # b (m + c (x - m)), then minus the mean, over the deviation: all in one product and one sum.
+    shift = (brightness * (1 - contrast) * MIDDLE - mean) / std
+    return torch.addcmul(shift, pixels, brightness * contrast / std)
 
 
 @cache
 def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
     """Mean and deviation of bytes. Copied to a device once: a copy in every step would make it wait."""
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) * 255 for values in (MEAN, STD))
-    return mean, std
+    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
+    return mean * 255, std * 255

@@ -33,7 +33,8 @@ SCHEMA = "clipctl.index/1"
 META = "meta.json"
 HASHED_PICTURES = 20_000  # up to so many are compared by their bytes, more by their names
 HASHED_BYTES = 2**20  # so many of a picture, and its size
-CHECKED_PICTURES = 10_000  # looked at again at every opening, evenly spaced where there are more
+CHECKED_PICTURES = 10_000  # up to so many are looked at again at every opening
+CHECKED_RUNS, RUN_PICTURES = 64, 16  # of more, so many runs of neighbours: each touches few pages of the columns
 _ALPHABET_CAPTIONS = 4096  # whose characters are collected at a time
 
 
@@ -71,7 +72,7 @@ class Index:
         self.sides = self._column("side")  # uint8
         self.picture_keys: Keys = self._column("picture_key")  # equal for equal pictures
         self._name_starts, self._name_ends = self._column("name_start"), self._column("name_end")  # int64
-        self._names = np.memmap(path / "names.bin", dtype=np.uint8, mode="r")
+        self._names = np.memmap(path / "names.bin", dtype=np.uint8, mode="r").data
         # Of captions in the order of pictures: those of picture p are rows[first[p] : first[p + 1]].
         self.first_captions = self._column("first")  # int64, (P + 1,)
         self.caption_rows = self._column("caption_row")  # int64, (C,)
@@ -79,7 +80,7 @@ class Index:
         self.row_keys: Keys = self._column("caption_key")  # (C,), equal for equal texts
         self.row_lengths = self._column("caption_length")  # uint16, (C,), characters
         self._caption_ends = self._column("caption_end")  # int64, (C + 1,)
-        self._texts = np.memmap(path / "captions.bin", dtype=np.uint8, mode="r")
+        self._texts = np.memmap(path / "captions.bin", dtype=np.uint8, mode="r").data
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Workers map the files themselves."""
@@ -89,7 +90,7 @@ class Index:
         return len(self.sizes)
 
     def _column(self, name: str) -> Any:
-        return np.load(self.path / f"{name}.npy", mmap_mode="r")
+        return np.load(self.path / f"{name}.npy", mmap_mode="r").view(np.ndarray)  # memmap's own slices are slow
 
     @property
     def caption_count(self) -> int:
@@ -120,15 +121,20 @@ class Index:
             return False
         if self.facts.sharded or layout.listing:
             return True
-        step = max(1, len(self) // CHECKED_PICTURES)
-        for picture in range(0, len(self), step):
+        for picture in self._checked():
             size_bytes, mtime_ns = _stat(os.path.join(self.place(picture), self.name(picture)))
             if size_bytes != self.sizes[picture] or mtime_ns != self.mtimes_ns[picture]:
                 return False
         return True
 
+    def _checked(self) -> Iterable[int]:
+        if len(self) <= CHECKED_PICTURES:
+            return range(len(self))
+        starts = range(0, len(self) - RUN_PICTURES, len(self) // CHECKED_RUNS)
+        return (start + number for start in starts for number in range(RUN_PICTURES))
 
-def _decoded(content: Any) -> str:
+
+def _decoded(content: memoryview) -> str:
     return bytes(content).decode("utf-8", errors="surrogateescape")
 
 

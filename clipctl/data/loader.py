@@ -43,19 +43,24 @@ class BadPicture(NamedTuple):
 class Batch(NamedTuple):
     images: Tensor  # (B, H, W, 3) uint8
     tokens: Tensor  # (B, N) int64, N up to the context
+    jitter: Tensor | None = None  # (B, 3): factors of brightness, contrast and saturation; None: as they are
     positives: Tensor | None = None  # (B, B) bool: captions (column) that are right for a picture (row); None: its own
     bad: tuple[BadPicture, ...] = ()  # pictures that others stand in for
 
     def to(self, image: torch.device, text: torch.device) -> "Batch":
         """Pictures and captions where their towers are."""
-        positives = None if self.positives is None else self.positives.to(image, non_blocking=True)
-        images, tokens = self.images.to(image, non_blocking=True), self.tokens.to(text, non_blocking=True)
-        return Batch(images, tokens, positives, self.bad)
+        images, jitter, positives = (
+            tensor if tensor is None else tensor.to(image, non_blocking=True)
+            for tensor in (self.images, self.jitter, self.positives)
+        )
+        assert images is not None
+        return Batch(images, self.tokens.to(text, non_blocking=True), jitter, positives, self.bad)
 
 
 class Pair(NamedTuple):
     pixels: Pixels
     tokens: NDArray[np.int64]
+    jitter: NDArray[np.float64] | None
     caption_key: int  # equal for equal captions
     picture_key: int  # and for equal pictures
     bad: tuple[BadPicture, ...]
@@ -87,12 +92,13 @@ class PairDataset(Dataset[Pair]):
         pixels, index, bad = self._usable(index)
         if bad:
             which = int(chosen_captions(np.array([index]), self._counts[[index]], self._seed, epoch)[0])
-        caption = self._source.captions(index)[which]
+        caption, how = self._source.caption(index, which), self._augmentation
         # A mirrored picture would make "on the left" a lie.
-        flip = self._augmentation.flip and not _SIDES.search(caption)
-        pixels = augment(pixels, rng, self._size_px, self._augmentation, flip=flip)
+        flip = how.flip and not _SIDES.search(caption)
+        pixels = augment(pixels, rng, self._size_px, how, flip=flip)
+        jitter = rng.uniform(1 - how.jitter, 1 + how.jitter, size=3) if how.jitter else None
         caption_key, picture_key = self._source.caption_key(index, which), int(self._picture_keys[index])
-        return Pair(pixels, self._tokenizer.encode(caption), caption_key, picture_key, bad)
+        return Pair(pixels, self._tokenizer.encode(caption), jitter, caption_key, picture_key, bad)
 
     def _usable(self, index: int) -> tuple[Pixels, int, tuple[BadPicture, ...]]:
         """The picture, or the first after it that can be used; and those that were passed over."""
@@ -120,8 +126,15 @@ class Collate:
         if not self._fixed_length:
             tokens = tokens[:, : int(tokens.argmax(axis=1).max()) + 1]
         positives = equal_pairs([pair.caption_key for pair in pairs], [pair.picture_key for pair in pairs])
+        jitter = np.array([pair.jitter for pair in pairs if pair.jitter is not None], dtype=np.float32)
         bad = tuple(bad for pair in pairs for bad in pair.bad)
-        return Batch(torch.from_numpy(images), torch.from_numpy(np.ascontiguousarray(tokens)), positives, bad)
+        return Batch(
+            torch.from_numpy(images),
+            torch.from_numpy(np.ascontiguousarray(tokens)),
+            torch.from_numpy(jitter) if len(jitter) else None,
+            positives,
+            bad,
+        )
 
 
 def equal_pairs(caption_keys: Sequence[int], picture_keys: Sequence[int]) -> Tensor | None:
@@ -280,7 +293,7 @@ def read_held_out(source: Source, tokenizer: Tokenizer, size_px: int, batch_size
         images = torch.from_numpy(np.stack([good[number][1] for number in chunk]))
         positives = right[np.ix_(chunk, chunk)]
         several = torch.from_numpy(positives) if positives.sum() > len(chunk) else None
-        batches.append(Batch(images, tokens[chunk], several))
+        batches.append(Batch(images, tokens[chunk], positives=several))
     more_tokens = list(torch.split(tokens[len(good) :], batch_size)) if others else []
     bad = tuple(pixels for pixels in found if isinstance(pixels, BadPicture))
     return HeldOut(batches, more_tokens, captions, right, bad)

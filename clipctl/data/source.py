@@ -42,6 +42,7 @@ class Source(Protocol):
         """What a person calls the picture: its file."""
 
     def captions(self, index: int) -> Sequence[str]: ...
+    def caption(self, index: int, which: int) -> str: ...
     def caption_keys(self, choice: NDArray[np.int64]) -> Keys:
         """(N,): of caption number choice[i] of picture i."""
 

@@ -45,7 +45,7 @@ class Tokenizer(Protocol):
 
 def _filled(body: Sequence[int], start_id: int, end_id: int, context: int) -> NDArray[np.int64]:
     body = body[: context - 2]
-    ids = np.full(context, PAD_ID, dtype=np.int64)
+    ids = np.zeros(context, dtype=np.int64)  # PAD_ID
     ids[: len(body) + 2] = [start_id, *body, end_id]
     return ids
 

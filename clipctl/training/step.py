@@ -56,7 +56,7 @@ def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambd
     set_lr(state.optimizer, lr)
     state.optimizer.zero_grad(set_to_none=True)
     batch = batch.to(state.device.image, state.device.text)
-    images = normalise(batch.images)
+    images = normalise(batch.images, batch.jitter)
     mark("transfer")
     with autocast(state):
         embeddings = state.model(images, batch.tokens)

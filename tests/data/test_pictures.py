@@ -6,9 +6,10 @@ import zlib
 
 import numpy as np
 import pytest
-from PIL import Image, ImageEnhance
+import torch
+from PIL import Image
 
-from clipctl.data.images import Augmentation, augment, crop_box, jittered, resized, to_area
+from clipctl.data.images import MEAN, STD, Augmentation, augment, crop_box, normalise, resized, to_area
 from clipctl.data.pictures import BadPictureError, open_picture, to_square
 from tests.data.files import jpeg, pixels
 
@@ -192,10 +193,22 @@ def test_augmentation_follows_from_the_generator_alone():
 
 
 def test_jitter_changes_brightness_not_hue():
-    how = Augmentation(max_shift=0, max_zoom=0, flip=False, min_crop=1, jitter=0.3)
-    picture = np.full((16, 16, 3), RED, dtype=np.uint8)
-    seen = {tuple(augment(picture, np.random.default_rng(seed), 16, how, flip=False)[0, 0]) for seed in range(30)}
-    assert len(seen) > 20 and all(red > green and abs(int(green) - int(blue)) <= 1 for red, green, blue in seen)
+    images = torch.full((30, 4, 4, 3), 0, dtype=torch.uint8) + torch.tensor(RED, dtype=torch.uint8)
+    factors = torch.from_numpy(np.random.default_rng(0).uniform(0.7, 1.3, (30, 3)).astype(np.float32))
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    colours = (normalise(images, factors) * std + mean)[:, :, 0, 0]
+    assert len(set(map(tuple, colours.tolist()))) == 30
+    assert (colours[:, 0] > colours[:, 1]).all() and torch.allclose(colours[:, 1], colours[:, 2], atol=1e-4)
+    assert torch.allclose(normalise(images, torch.ones(30, 3)), normalise(images), atol=1e-5)
+
+
+def test_brightness_contrast_and_saturation_by_hand():
+    images = torch.tensor([[[[100, 200, 50]]]], dtype=torch.uint8)
+    grey = 0.299 * 100 + 0.587 * 200 + 0.114 * 50
+    expected = [0.9 * (115 + 1.2 * (grey + 0.5 * (value - grey) - 115)) for value in (100, 200, 50)]
+    mean, std = (torch.tensor(values) for values in (MEAN, STD))
+    found = (normalise(images, torch.tensor([[0.9, 1.2, 0.5]])).flatten() * std + mean) * 255
+    assert found.tolist() == pytest.approx(expected, abs=1e-2)
 
 
 @pytest.mark.parametrize("size", [(100, 80), (40, 50), (13, 7), (200, 160)])
@@ -203,12 +216,3 @@ def test_resizing_does_what_pillows_bicubic_does(size):
     picture = pixels(1, 120, 90)
     expected = np.asarray(picture.resize(size, Image.Resampling.BICUBIC)).astype(int)
     assert np.abs(resized(np.array(picture), (0, 0, 120, 90), *size) - expected).max() <= 2
-
-
-def test_jitter_does_what_pillows_enhancers_do():
-    picture = pixels(3, 60, 40)
-    expected = ImageEnhance.Color(picture).enhance(0.8)
-    expected = ImageEnhance.Contrast(expected).enhance(1.2)
-    expected = ImageEnhance.Brightness(expected).enhance(0.9)
-    difference = jittered(np.array(picture), 0.9, 1.2, 0.8) - np.asarray(expected).astype(int)
-    assert np.abs(difference).mean() < 1.5

@@ -55,6 +55,8 @@ class IndexedSource:
     def _at(self, index: int) -> tuple[Index, int]:
         """The part that a picture lies in, and its number there."""
         number = int(self.pictures[index])
+        if len(self.parts) == 1:
+            return self.parts[0], number
         part = int(np.searchsorted(self._starts, number, side="right")) - 1
         return self.parts[part], number - int(self._starts[part])
 
@@ -136,6 +138,10 @@ class IndexedSource:
                 numbers = mine[window : window + CHUNK]
                 firsts, lasts = part.first_captions[numbers], part.first_captions[numbers + 1]
                 yield part.row_keys[part.caption_rows[_ranges(firsts, lasts)]]
+
+    def caption(self, index: int, which: int) -> str:
+        part, number = self._at(index)
+        return part.caption_at(int(part.caption_rows[part.first_captions[number] + which]))
 
     def caption_key(self, index: int, which: int) -> int:
         part, number = self._at(index)

@@ -119,6 +119,9 @@ class SyntheticSource:
         wordings = [wording.format(**parts) for wording in WORDINGS]
         return [str(self._rng(index).choice(wordings))] if self.validation else wordings
 
+    def caption(self, index: int, which: int) -> str:
+        return self.captions(index)[which]
+
     def category(self, index: int) -> str:
         subject = self.combination(index).subject
         return next(name for name, subjects in CATEGORIES.items() if subject in subjects)
