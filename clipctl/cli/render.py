@@ -147,10 +147,10 @@ def plan_table(plan: "TrainPlan") -> Table:
             f"ln {config.train.batch_size} = {plan.chance_loss:.3f}; a loss that stays there has learnt nothing"
         )
     for label, value in rows.items():
-        table.add_row(label, Text(value))
+        table.add_row(label, plain(value))
     problem = plan.memory_problem()
     for note in (*plan.notes, *([f"{problem}; {problem.hint}"] if problem else [])):
-        table.add_row("note", Text(note, style="yellow"))
+        table.add_row("note", plain(note, style="yellow"))
     return table
 
 

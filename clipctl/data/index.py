@@ -34,7 +34,7 @@ META = "meta.json"
 HASHED_PICTURES = 20_000  # up to so many are compared by their bytes, more by their names
 HASHED_BYTES = 2**20  # so many of a picture, and its size
 CHECKED_PICTURES = 10_000  # up to so many are looked at again at every opening
-CHECKED_RUNS, RUN_PICTURES = 64, 16  # of more, so many runs of neighbours: each touches few pages of the columns
+CHECKED_RUNS, RUN_PICTURES = 16, 64  # of more, so many runs of so many neighbours
 _ALPHABET_CAPTIONS = 4096  # whose characters are collected at a time
 
 
@@ -121,17 +121,18 @@ class Index:
             return False
         if self.facts.sharded or layout.listing:
             return True
-        for picture in self._checked():
+        if len(self) <= CHECKED_PICTURES:
+            return self._is_unchanged(range(len(self)))
+        starts = range(0, len(self) - RUN_PICTURES, len(self) // CHECKED_RUNS)
+        # Mapped anew for each run: what the system reads around it does not stay in memory.
+        return all(Index(self.path, self.facts)._is_unchanged(range(start, start + RUN_PICTURES)) for start in starts)
+
+    def _is_unchanged(self, pictures: range) -> bool:
+        for picture in pictures:
             size_bytes, mtime_ns = _stat(os.path.join(self.place(picture), self.name(picture)))
             if size_bytes != self.sizes[picture] or mtime_ns != self.mtimes_ns[picture]:
                 return False
         return True
-
-    def _checked(self) -> Iterable[int]:
-        if len(self) <= CHECKED_PICTURES:
-            return range(len(self))
-        starts = range(0, len(self) - RUN_PICTURES, len(self) // CHECKED_RUNS)
-        return (start + number for start in starts for number in range(RUN_PICTURES))
 
 
 def _decoded(content: memoryview) -> str:

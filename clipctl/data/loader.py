@@ -177,8 +177,13 @@ class TrainLoader:
         with _signals_held(), _alarm(self._timeout_s):  # workers are started here the first time, later asked to go on
             batches = iter(self._loader)
         while True:
-            with _alarm(self._timeout_s):
-                batch = next(batches, None)
+            try:
+                with _alarm(self._timeout_s):
+                    batch = next(batches, None)
+            except DataError as error:  # a worker's comes with its traceback; its last line is what it said
+                raise DataError(
+                    str(error).strip().splitlines()[-1].removeprefix("clipctl.errors.DataError: ")
+                ) from None
             if batch is None:
                 return
             yield batch

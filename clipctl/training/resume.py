@@ -20,6 +20,7 @@ FREE_KEYS = (
     *("runtime.device", "runtime.workers", "runtime.threads", "runtime.recompute", "runtime.cache"),
     *("train.epochs", "train.steps"),
     *("save.every", "save.keep_last", "save.keep_best"),
+    *("data.source", "data.val", "data.image_root"),  # what lies there is compared instead
 )
 # What the last bits of a sum depend on, in environment.json.
 BIT_FACTS = {

@@ -2,7 +2,9 @@
 
 import io
 import json
+import struct
 import tarfile
+import zlib
 
 import numpy as np
 from PIL import Image
@@ -19,6 +21,16 @@ def jpeg(number, **size):
     buffer = io.BytesIO()
     pixels(number, **size).save(buffer, "JPEG", quality=90)
     return buffer.getvalue()
+
+
+def bomb(side):
+    """A PNG that says it is side × side."""
+    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
+    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100)), (b"IEND", b"")]
+    body = b"".join(
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
+    )
+    return b"\x89PNG\r\n\x1a\n" + body
 
 
 def write_pictures(directory, names):

@@ -1,8 +1,6 @@
 """Every kind of picture file, good and bad (F14)."""
 
 import io
-import struct
-import zlib
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from PIL import Image
 
 from clipctl.data.images import MEAN, STD, Augmentation, augment, crop_box, normalise, resized, to_area
 from clipctl.data.pictures import BadPictureError, open_picture, to_square
-from tests.data.files import jpeg, pixels
+from tests.data.files import bomb, jpeg, pixels
 
 RED, BLUE = (200, 30, 30), (30, 30, 200)
 
@@ -97,16 +95,6 @@ def test_exif_rotation_is_undone(orientation):
 
 def test_a_wrong_extension_does_not_matter_content_does():
     assert open_picture(saved(halves(), "WEBP"), 16).size == (64, 48)
-
-
-def bomb(side):
-    """A PNG that says it is side × side."""
-    header = struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0)
-    chunks = [(b"IHDR", header), (b"IDAT", zlib.compress(b"\0" * 100)), (b"IEND", b"")]
-    body = b"".join(
-        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in chunks
-    )
-    return b"\x89PNG\r\n\x1a\n" + body
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,150 @@
+"""clipctl data inspect, as it is typed."""
+
+import json
+
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+from clipctl.cli.app import app
+from tests.data import files
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path / "home"))
+
+
+def inspect(*arguments):
+    return CliRunner().invoke(app, ["data", "inspect", *map(str, arguments)])
+
+
+def document(*arguments):
+    done = inspect(*arguments, "--json")
+    assert done.exit_code == 0, done.output
+    return json.loads(done.stdout)
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Thirty pictures with two captions, two of them equal, one broken, one missing."""
+    root = tmp_path / "photos"
+    files.write_pictures(root, [f"{number}.jpg" for number in range(29)])
+    (root / "4.jpg").write_bytes((root / "3.jpg").read_bytes())
+    (root / "7.jpg").write_bytes(files.jpeg(7)[:-200])
+    rows = ["image,caption"]
+    for number in range(30):
+        rows += [f"{number}.jpg,a picture of thing {number}", f"{number}.jpg,thing again"]
+    (root / "list.csv").write_text("\n".join(rows) + "\n")
+    return root
+
+
+def test_what_it_says(folder):
+    found = document(folder)
+    assert found["schema"] == "clipctl.data-inspect/1"
+    assert found["understood"] == [
+        "csv: list.csv: separated by commas, pictures from column image, captions from column caption"
+    ]
+    assert (found["pictures"], found["captions"]) == (30, 58)  # the captions of a missing picture do not count
+    assert found["captions_per_picture"] == {"least": 2, "median": 2, "most": 2}
+    assert found["train_pictures"] + found["held_out_pictures"] == 29
+    assert found["equal_captions"] == 29 and found["equal_pictures"] == 2 and found["compared_by"] == "bytes"
+    assert found["leaked_captions"] == found["held_out_pictures"] and found["leaked_pictures"] == 0
+    assert found["caption_characters"]["least"] == len("thing again")
+    assert found["captions_cut"] == 0 and found["context"] == 77 and found["distinct_words"] == 35
+    assert found["loss_floor"] > 0 and found["decode_images_per_s"] > 0 and found["model_images_per_s"] > 0
+    assert found["bad"][f"{folder}/29.jpg"] == "missing"
+
+
+def test_deep_looks_at_every_picture(folder):
+    found = document(folder, "--deep")
+    assert found["decoded"] == 29 and found["bad_by_reason"] == {"missing": 1, "truncated": 1}
+    assert found["equal_pictures"] == 2
+    assert found["width_px"] == {"least": 48, "median": 48, "most": 48}
+
+
+def test_for_people(folder):
+    done = inspect(folder, "--deep")
+    assert done.exit_code == 0
+    for text in ("separated by commas", "to train on", "2 a picture", "7.jpg", "truncated", "loss floor"):
+        assert text in done.stdout
+
+
+def test_more_than_a_few_bad_ones_are_shown_not_refused(folder):
+    for number in range(10, 25):
+        (folder / f"{number}.jpg").unlink()
+    found = document(folder)
+    assert found["bad_by_reason"]["missing"] == 16
+
+
+@pytest.mark.parametrize("name", ["sheet.png", "sheet.jpg"])
+def test_a_contact_sheet(folder, tmp_path, name):
+    assert inspect(folder, "--sheet", tmp_path / name).exit_code == 0
+    assert Image.open(tmp_path / name).size == (1044, 916)
+
+
+def test_a_sheet_of_another_kind_is_refused(folder, tmp_path):
+    done = inspect(folder, "--sheet", tmp_path / "sheet.xyz")
+    assert done.exit_code == 2 and ".png" in done.stderr
+
+
+def test_hostile_names_are_printed_escaped(tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "300")
+    root = tmp_path / "photos"
+    files.write_pictures(root, ["0.jpg", "1.jpg", "2.jpg", "3.jpg"])
+    rows = [
+        "image,\x1b[31mcaption,caption",
+        *(f"{number}.jpg,x,[red]{number}" for number in range(4)),
+        "\x1b[2J.jpg,x,y",
+    ]
+    (root / "list.csv").write_text("\n".join(rows))
+    done = inspect(root, "--caption-column", "\x1b[31mcaption")
+    assert done.exit_code == 0, done.output
+    assert "\x1b" not in done.stdout and "\\x1b[31mcaption" in done.stdout and "\\x1b[2J.jpg" in done.stdout
+
+
+def test_drawn_pictures_too():
+    found = document("synthetic", "--deep")
+    assert found["pictures"] == 240 and found["equal_pictures"] == 0 and found["bad"] == {}
+
+
+BAD_INPUT = {
+    "nothing there": (lambda root: root / "nothing", ["no such file or directory"]),
+    "no pictures": (lambda root: (root / "x").mkdir() or root / "x", ["holds no pictures", "looked for"]),
+    "no caption column": (
+        lambda root: write(root, "image,width\n0.jpg,3\n1.jpg,4\n"),
+        ["no caption column", "found image, width", "--caption-column"],
+    ),
+    "empty captions": (
+        lambda root: write(root, "image,caption\n0.jpg,\n1.jpg,\n"),
+        ["no captions", "--caption-column"],
+    ),
+    "missing pictures": (
+        lambda root: write(root, "image,caption\na/0.jpg,b\na/1.jpg,c\n"),
+        ["none of 2 pictures", "looked in", "--image-root"],
+    ),
+    "other JSON": (lambda root: write(root, '{"cats": 1}', "x.json"), ["another shape", "cats"]),
+    "a cut shard": (lambda root: cut_shard(root), ["cut off or damaged after 000000"]),
+}
+
+
+def write(root, text, name="x.csv"):
+    files.write_pictures(root, ["0.jpg", "1.jpg"])
+    (root / name).write_text(text)
+    return root / name
+
+
+def cut_shard(root):
+    path = files.img2dataset(root, shards=1) / "00000.tar"
+    path.write_bytes(path.read_bytes()[:4000])
+    return path
+
+
+@pytest.mark.parametrize("command", [["data", "inspect"], ["train"]])
+@pytest.mark.parametrize("case", BAD_INPUT)
+def test_bad_input(tmp_path, case, command):
+    make, texts = BAD_INPUT[case]
+    done = CliRunner().invoke(app, [*command, str(make(tmp_path))])
+    assert done.exit_code == 2 and "Traceback" not in done.output
+    for text in texts:
+        assert text in done.stderr
