@@ -60,9 +60,14 @@ class Interval:
         return cls(count, typing.cast(Any, match[2] or match[4]))
 
 
+def is_synthetic(source: str) -> bool:
+    return source.partition(":")[0] == "synthetic"
+
+
 def absolute(text: str) -> str:
-    """A place on disk, wherever a run is resumed from; the name of drawn data stays as it is."""
-    return text if text.partition(":")[0] == "synthetic" else os.path.abspath(os.path.expanduser(text))
+    """A place on disk, wherever a run is resumed from; names of what is built in stay as they are."""
+    is_name = is_synthetic(text) or text.partition(":")[0] in ("characters", "bpe")
+    return text if is_name else os.path.abspath(os.path.expanduser(text))
 
 
 def check_template(text: str) -> None:
@@ -128,11 +133,11 @@ class DataConfig:
     separator: str | None = None
     template: str = field(default="a photo of a {}", metadata={"check": check_template})  # captions of class folders
     tokenizer: str = field(
-        default="characters", metadata={"check": check_tokenizer}
+        default="characters", metadata={"check": check_tokenizer, "convert": absolute}
     )  # or bpe:4096, or a tokenizer.json
     seed: int = bounded(0, low=0, high=2**32 - 1)  # of drawn pictures and of the split; the training seed is train.seed
     val_fraction: float = bounded(0.1, low=0.001, high=0.9)
-    val_limit: int = bounded(1000, low=2, high=100_000)  # pictures that an evaluation looks at, at most
+    val_limit: int = bounded(1000, low=2, high=10_000)  # pictures that an evaluation looks at, at most
     # Augmentation. None: what suits drawn scenes (shift and zoom), or pictures from files (crop and jitter).
     max_shift: float | None = bounded(None, low=0.0, high=0.5)  # random shift, as a share of the side
     max_zoom: float | None = bounded(None, low=0.0, high=0.5)  # random zoom in or out

@@ -132,7 +132,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
 
 
 def test_an_unexpected_failure_is_no_traceback_unless_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("clipctl.training.plan.make_plan", lambda config: 1 / 0)
+    monkeypatch.setattr("clipctl.training.plan.make_plan", lambda *_, **__: 1 / 0)
     done = invoke("train")
     assert done.exit_code == 1 and "ZeroDivisionError" in done.stderr and "Traceback" not in done.stderr
     assert "Traceback" in invoke("train", CLIPCTL_DEBUG="1").stderr

@@ -230,3 +230,30 @@ def test_the_last_block_gives_the_same_at_one_token_as_at_all(causal):
     whole, short = (torch.autograd.grad(result.square().sum(), inputs) for result in results)
     for expected, actual in zip(whole, short, strict=True):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
+
+
+def test_losses_with_several_right_answers_by_hand():
+    """Images 0 and 1 share a caption. Not symmetric: text 1 is right for image 2 as well."""
+    torch.manual_seed(0)
+    image, text = (torch.nn.functional.normalize(torch.randn(3, 4), dim=1) for _ in range(2))
+    embeddings = Embeddings(image, text, torch.tensor(3.0), torch.tensor(-1.0))
+    right = torch.tensor([[1, 1, 0], [1, 1, 0], [0, 1, 1]], dtype=torch.bool)
+    logits = 3 * image @ text.T
+    rows, columns = logits.log_softmax(dim=1), logits.log_softmax(dim=0)
+    forward = -(rows[0, :2].mean() + rows[1, :2].mean() + rows[2, 1:].mean()) / 3
+    backward = -(columns[:2, 0].mean() + columns[:, 1].mean() + columns[2:, 2].mean()) / 3
+    assert softmax_loss(embeddings, right).item() == pytest.approx(((forward + backward) / 2).item(), abs=1e-6)
+    signs = torch.where(right, 1.0, -1.0)
+    expected = -torch.nn.functional.logsigmoid(signs * (logits - 1)).sum() / 3
+    assert sigmoid_loss(embeddings, right).item() == pytest.approx(expected.item(), abs=1e-6)
+    own = torch.eye(3, dtype=torch.bool)
+    assert softmax_loss(embeddings, own).item() == pytest.approx(softmax_loss(embeddings).item(), abs=1e-6)
+    assert sigmoid_loss(embeddings, own).item() == pytest.approx(sigmoid_loss(embeddings).item(), abs=1e-6)
+
+
+def test_accuracy_takes_any_right_answer():
+    """Image 0 prefers text 1, which is right for it; text 0 prefers image 1, for which it is not."""
+    image = torch.tensor([[0.6, 0.8], [1.0, 0.0]])
+    text = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
+    right = torch.tensor([[True, True], [False, True]])
+    assert batch_accuracy(Embeddings(image, text, torch.tensor(1.0)), right).item() == pytest.approx(2 / 4)

@@ -72,7 +72,7 @@ def test_captions_determine_the_combination():
 
 def test_every_caption_fits_the_context():
     train = source(20_000)
-    tokenizer = CharacterTokenizer.learn((c for i in range(216) for c in train.captions(i)), context=77)
+    tokenizer = CharacterTokenizer(source(216).alphabet(), context=77)
     assert max(tokenizer.length(caption) for i in range(len(train)) for caption in train.captions(i)) <= 77
 
 

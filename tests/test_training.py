@@ -18,6 +18,7 @@ from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
 from clipctl.training.evaluate import Evaluator, negative_bands
+from clipctl.training.evaluate import _ranks as ranks
 from clipctl.training.optim import grad_norms_by_block, lr_at, make_optimizer
 from clipctl.training.plan import make_plan
 from clipctl.training.state import read_checkpoint
@@ -328,6 +329,14 @@ def test_recall_by_hand(micro):
     image_of = torch.eye(count) + 2 * torch.eye(count).roll(1, dims=1)
     result = evaluate(micro, torch.nn.functional.normalize(image_of), torch.eye(count), [str(i) for i in range(count)])
     assert (result.i2t_r1, result.t2i_r1, result.i2t_r5, result.t2i_r5) == (0, 0, 1, 1)
+
+
+def test_recall_with_several_captions_by_hand():
+    """Picture 0 has captions 0 and 2, picture 1 caption 1; one right caption among the first is enough."""
+    similarity = torch.tensor([[0.1, 0.5, 0.9], [0.6, 0.4, 0.3]])
+    right = torch.tensor([[True, False, True], [False, True, False]])
+    assert ranks(similarity, right).tolist() == [0, 1]
+    assert ranks(similarity.T, right.T).tolist() == [1, 1, 0]
 
 
 def test_a_model_that_cannot_tell_anything_apart_gets_nothing(micro):

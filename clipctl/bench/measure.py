@@ -104,7 +104,7 @@ class _Bench:
         micro = [operation for operation in OPERATIONS if operation.suite in self.request.suites]
         rows: list[Row] = []
         if micro:
-            self.tell("overheads and peaks")
+            self.tell("measuring overheads and peaks")
             self.overheads = [measure_overhead(place) for place in self.places]
             self.peaks = [peak for place in self.places for peak in self._peaks(place)]
             rows = self._rows(micro)
@@ -234,7 +234,7 @@ class _Bench:
 
         def prepare(name: str) -> None:
             torch.set_num_threads(threads[name])
-            self.tell(name)
+            self.tell(f"measuring {name}")
 
         timings = time_in_turns({**works, **trips}, limit_s=CASE_LIMIT_S, before_round=prepare)
         for case in cases:

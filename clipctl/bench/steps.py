@@ -90,7 +90,7 @@ def measure_probes(
             if (settings := _settings(probe, device, threads, peaks))
         }
         names = ", ".join(f"{probe.name} at batch {probe.batch_size}" for probe in tasks)
-        tell(f"steps of {names} on {device}")
+        tell(f"measuring steps of {names} on {device}")
         try:
             measured = measure_apart(list(tasks.values()), limit_s=STEP_LIMIT_S) if tasks else []
         except DeviceError as error:
@@ -154,7 +154,7 @@ def measure_job(
         setting = Setting(device, "fp32" if precision == "auto" else precision, threads)
         step = CostModel(load_profile()).step_s(setting, job)
         chosen = job.cut() if step is None or step.value > AFFORDABLE_STEP_S else job
-        tell(f"steps of batch {chosen.batch_size} in {setting.precision} on {device}")
+        tell(f"measuring steps of batch {chosen.batch_size} in {setting.precision} on {device}")
         ((timings, peak_bytes),) = measure_apart([Task(config, chosen, (setting,))], limit_s=STEP_LIMIT_S)
         samples.append(sample_of(setting, chosen, timings[setting], peak_bytes))
     keep_steps(samples)

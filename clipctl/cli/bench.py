@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from clipctl.cli import options
+from clipctl.cli import options, render
 from clipctl.errors import ConfigError, ConfigErrors
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def bench(
         from clipctl.bench import plot as plotting
 
         plotting.require_matplotlib()
-    with benching.progress() as tell:
+    with render.saying("measuring") as tell:
         result = measure.bench(request, tell)
     benching.show(result, format)
     if before is not None:

@@ -2,35 +2,12 @@
 
 import csv
 import sys
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 
 from rich.text import Text
 
 from clipctl.bench.results import BenchResult, Row, compare
 from clipctl.cli import render
-
-SAY_INTERVAL_S = 2.0
-
-
-@contextmanager
-def progress() -> Iterator[Callable[[str], None]]:
-    """Says what is being measured: in one line that changes where somebody watches, else in plain lines."""
-    console = render.prose()
-    if console.is_terminal:
-        with console.status("measuring") as status:
-            yield lambda line: status.update(render.plain(f"measuring {line}"))
-    else:
-        said = -SAY_INTERVAL_S
-
-        def say(line: str) -> None:
-            nonlocal said
-            if time.monotonic() - said >= SAY_INTERVAL_S:
-                said = time.monotonic()
-                console.print(render.plain(f"measuring {line}"))
-
-        yield say
 
 
 def show(result: BenchResult, format: str) -> None:

@@ -1,13 +1,18 @@
 """clipctl data …"""
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich.markup import escape
 
 from clipctl.cli import inspecting, options, render
 from clipctl.cli.train import asked_layers, data_flags
 
 if TYPE_CHECKING:
     from clipctl.config import TrainConfig
+    from clipctl.data.inspection import Progress
+    from clipctl.data.source import Tell
 
 
 def inspect(
@@ -42,14 +47,15 @@ def inspect(
     from clipctl.data.sheet import write_sheet
 
     asked = resolve(layers)
-    with Bar(shown=deep) as bar:
+    with watching() as (tell, progress):
         data, found = inspect_data(
             asked.data,
             size_px=asked.model.image.size_px,
             context=asked.model.text.context,
             batch_size=asked.train.batch_size,
             deep=deep,
-            progress=bar.show,
+            progress=progress,
+            tell=tell,
         )
     model_images_per_s = model_speed(asked, found.vocabulary)
     if sheet:
@@ -76,25 +82,20 @@ def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
     return config.train.batch_size / estimate.value if estimate else None
 
 
-class Bar:
-    """A bar where somebody watches, a line now and then where nobody does."""
+@contextmanager
+def watching() -> "Iterator[tuple[Tell, Progress]]":
+    """What takes long and how far it is: a bar where somebody watches, a line now and then where nobody does."""
+    console = render.prose()
+    if not console.is_terminal:
+        with render.saying("") as tell:
+            yield tell, lambda done, total: tell(f"decoded {done:,} of {total:,} pictures")
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    def __init__(self, *, shown: bool) -> None:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-        console = render.prose()
-        columns = ("decoding", BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
-        self._bar = Progress(*columns, console=console, transient=True) if shown and console.is_terminal else None
-        self._context: AbstractContextManager[Any] = self._bar or nullcontext()
-        self._task = self._bar.add_task("decoding", total=None) if self._bar else None
-
-    def __enter__(self) -> "Bar":
-        self._context.__enter__()
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._context.__exit__(*details)
-
-    def show(self, done: int, total: int) -> None:
-        if self._bar and self._task is not None:
-            self._bar.update(self._task, completed=done, total=total)
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("looking at the data", total=None)
+        yield (
+            lambda words: bar.update(task, description=escape(words)),
+            lambda done, total: bar.update(task, description="decoding", completed=done, total=total),
+        )

@@ -109,9 +109,8 @@ def known_profile(question: "Question", *, measure: bool) -> "Profile":
     profile = load_profile()
     if measure:
         from clipctl.bench.steps import measure_job
-        from clipctl.cli.benching import progress
 
-        with progress() as tell:
+        with render.saying("measuring") as tell:
             measure_job(question.job, question.precision, question.devices, tell)
         profile = load_profile()
     if not profile.devices:

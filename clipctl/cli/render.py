@@ -5,6 +5,7 @@ import math
 import re
 import sys
 import time
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -14,7 +15,7 @@ from rich.text import Text
 from clipctl.runs.checkpoints import MODEL
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -36,6 +37,29 @@ def prose() -> Console:
 def data() -> Console:
     """For what a command was asked to tell."""
     return PlainConsole(highlight=False)
+
+
+SAY_INTERVAL_S = 2.0
+
+
+@contextmanager
+def saying(what: str) -> "Iterator[Callable[[str], None]]":
+    """Says what takes long: in one line that changes where somebody watches, else in plain lines now and then, the
+    first of them only after a while."""
+    console = prose()
+    if console.is_terminal:
+        with console.status(what) as status:
+            yield lambda words: status.update(plain(words))
+        return
+    said = time.monotonic()
+
+    def say(words: str) -> None:
+        nonlocal said
+        if time.monotonic() - said >= SAY_INTERVAL_S:
+            said = time.monotonic()
+            console.print(plain(words), soft_wrap=True)
+
+    yield say
 
 
 def print_json(command: str, document: dict[str, Any]) -> None:

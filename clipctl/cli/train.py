@@ -14,6 +14,7 @@ from clipctl.runs.rundir import runs_root
 
 if TYPE_CHECKING:
     from clipctl.config import Layer
+    from clipctl.data.source import Tell
     from clipctl.runs.rundir import RunDir
     from clipctl.training.loop import Progress
     from clipctl.training.plan import TrainPlan
@@ -114,12 +115,14 @@ def train(
 
     root, console = runs_root(runs_dir), render.prose()
     if resume is not None:
-        run, resumption = find_resumption(root, resume, layers, allow_change)
+        with render.saying("looking at data and machine") as tell:
+            run, resumption = find_resumption(root, resume, layers, allow_change, tell)
         plan, checkpoint = resumption.plan, resumption.checkpoint
         for note in resumption.notes:
             console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     else:
-        plan, checkpoint = make_plan(resolve(layers)), None
+        with render.saying("looking at data and machine") as tell:
+            plan, checkpoint = make_plan(resolve(layers), tell=tell), None
     if dry_run:
         if json:
             render.print_json("train-plan", render.plan_document(plan))
@@ -206,14 +209,16 @@ def verified_plan(plan: "TrainPlan", console: Console, *, allow_unverified: bool
     return make_plan(replace(plan.config, runtime=replace(plan.config.runtime, device="cpu")))
 
 
-def find_resumption(root: Path, text: str, layers: "list[Layer]", allow_change: bool) -> "tuple[RunDir, Resumption]":
+def find_resumption(
+    root: Path, text: str, layers: "list[Layer]", allow_change: bool, tell: "Tell"
+) -> "tuple[RunDir, Resumption]":
     """The run that RUN, RUN@best or RUN@STEP names, locked, and how it goes on."""
     from clipctl.runs.store import find_unfinished
     from clipctl.training.resume import prepare_resumption
 
     run, which = find_unfinished(root, text)
     run.acquire()
-    return run, prepare_resumption(run, layers, which=which, allow_change=allow_change)
+    return run, prepare_resumption(run, layers, which=which, allow_change=allow_change, tell=tell)
 
 
 class TerminalWatcher:

@@ -14,12 +14,13 @@ from typing import Literal, Protocol
 import numpy as np
 import PIL
 import torch
+from filelock import FileLock
 
 from clipctl import files
 from clipctl.data.images import to_area
 from clipctl.data.pictures import Pixels
 from clipctl.data.source import Source
-from clipctl.hardware.profile import application_dir
+from clipctl.hardware.profile import cache_dir
 
 CacheKind = Literal["ram", "disk", "off"]
 
@@ -75,14 +76,14 @@ class DiskCache:
         self._open()
 
     def _open(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("ab") as file:
-            if file.tell() < self._slots * self.slot_bytes:
+        # Locked: another process that grows it at the same time must not make it smaller again.
+        with FileLock(self.path.with_suffix(".lock")), self.path.open("ab") as file:
+            if os.fstat(file.fileno()).st_size < self._slots * self.slot_bytes:
                 file.truncate(self._slots * self.slot_bytes)  # a hole: takes no room until it is written
+        os.utime(self.path)  # the last use
         self._file = self.path.open("r+b", buffering=0)
-        # Copy on write: torch wants arrays that could be written, and nobody writes.
-        self._map = np.memmap(self.path, dtype=np.uint8, mode="c") if self._slots else np.zeros(0, dtype=np.uint8)
-        self._checked: set[int] = set()
+        self._map = np.memmap(self.path, dtype=np.uint8, mode="r") if self._slots else np.zeros(0, dtype=np.uint8)
+        self._checked = np.zeros(self._slots, dtype=bool)
 
     def __getstate__(self) -> dict[str, object]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_file", "_map", "_checked")}
@@ -108,10 +109,10 @@ class DiskCache:
         if not height or not width or end > self.slot_bytes:
             return None
         pixels = slot[self.HEADER.size : end].reshape(height, width, 3)
-        if index not in self._checked:
+        if not self._checked[index]:
             if zlib.crc32(pixels.data) != checksum:
                 return None
-            self._checked.add(index)
+            self._checked[index] = True
         return pixels
 
     def _write(self, index: int, pixels: Pixels) -> None:
@@ -128,13 +129,18 @@ def slot_bytes(side_px: int) -> int:
 
 
 def pictures_dir() -> Path:
-    return application_dir() / "pictures"
+    return cache_dir("pictures")
+
+
+def kept_bytes() -> int:
+    """What all kept pictures take."""
+    return sum(map(_occupied_bytes, pictures_dir().glob("*.u8")))
 
 
 def cache_key(source: Source, side_px: int) -> str:
     """Other pictures, another size, another decoder or another resizer: other pixels."""
     versions = f"{PIL.__version__} {torch.__version__}"
-    return sha256(f"{source.fingerprint} {side_px} {versions}".encode()).hexdigest()[:20]
+    return sha256(f"{source.state} {side_px} {versions}".encode()).hexdigest()[:20]
 
 
 def make_room(source: Source, side_px: int, limit_bytes: int) -> None:
@@ -142,7 +148,7 @@ def make_room(source: Source, side_px: int, limit_bytes: int) -> None:
     own = f"{cache_key(source, side_px)}.u8"
     need_bytes = len(source) * slot_bytes(side_px)
     with suppress(OSError):
-        others = sorted((path for path in pictures_dir().glob("*.u8") if path.name != own), key=os.path.getatime)
+        others = sorted((path for path in pictures_dir().glob("*.u8") if path.name != own), key=os.path.getmtime)
         while others and need_bytes + sum(map(_occupied_bytes, others)) > limit_bytes:
             files.delete(others.pop(0))
 

@@ -15,10 +15,9 @@ from numpy.typing import NDArray
 from clipctl.config import DataConfig
 from clipctl.data.pictures import BadPictureError, picture_size
 from clipctl.data.sampling import loss_floor, plan_epoch
-from clipctl.data.source import Source, key_of
-from clipctl.data.sources.catalog import Data, read_data
+from clipctl.data.source import Source, Tell, key_of
+from clipctl.data.sources.catalog import Data, leakage_of, read_data
 from clipctl.data.sources.indexed import IndexedSource
-from clipctl.data.split import find_leakage
 from clipctl.data.tokenizers import caption_fit, make_tokenizer
 from clipctl.hardware.cpu import usable_cores
 
@@ -33,7 +32,7 @@ Progress = Callable[[int, int], None]  # pictures done, of how many
 class Look(NamedTuple):
     """One picture, decoded."""
 
-    picture: int
+    label: str
     reason: str | None  # why it cannot be used; None: it can
     width: int
     height: int
@@ -57,7 +56,7 @@ class Spread:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What `data inspect --json` prints. Shares are 0–1."""
+    """What `data inspect --json` prints."""
 
     source: list[str]
     understood: list[str]
@@ -95,21 +94,20 @@ class Inspection:
 
 
 def inspect_data(
-    config: DataConfig, *, size_px: int, context: int, batch_size: int, deep: bool, progress: Progress
+    config: DataConfig, *, size_px: int, context: int, batch_size: int, deep: bool, progress: Progress, tell: Tell
 ) -> tuple[Data, Inspection]:
     """Look at captions whole, at pictures in a sample, or at all of them if `deep`."""
-    data = read_data(config)
+    data = read_data(config, tell)
     train, val = data.train, data.val
-    looked_at = dict(look_at_all(data, size_px, progress)) if deep else _look_at_some(train, size_px)
-    looks = list(looked_at.values())
-    bad = dict.fromkeys(data.missing, "missing") | {label: one.reason for label, one in looked_at.items() if one.reason}
+    looks = list(look_at_all(data, size_px, progress)) if deep else [look(train, i, size_px) for i in sample_of(train)]
+    bad = dict.fromkeys(data.missing, "missing") | {one.label: one.reason for one in looks if one.reason}
     good = [one for one in looks if not one.reason]
 
     counts = np.concatenate([train.caption_counts, val.caption_counts])
     picture_keys = np.concatenate([train.picture_keys, val.picture_keys])
     tokenizer = make_tokenizer(config.tokenizer, train, context)
     fit = caption_fit(tokenizer, train)
-    leakage = find_leakage(train, val) if isinstance(train, IndexedSource) and isinstance(val, IndexedSource) else None
+    leakage = leakage_of(train, val)
     batch_size = min(batch_size, max(2, len(train)))
     return data, Inspection(
         source=list(config.source),
@@ -128,9 +126,9 @@ def inspect_data(
         equal_captions=_repeated(np.concatenate([train.all_caption_keys(), val.all_caption_keys()])),
         equal_pictures=_repeated(np.array([one.key for one in looks]) if deep else picture_keys),
         compared_by="bytes" if deep or _compared_by_bytes(train) else "names",
-        leaked_pictures=leakage.pictures if leakage else 0,
-        leaked_captions=leakage.captions if leakage else 0,
-        loss_floor=loss_floor(plan_epoch(train, batch_size, seed=0, epoch=1)) if len(train) else 0.0,
+        leaked_pictures=leakage.pictures,
+        leaked_captions=leakage.captions,
+        loss_floor=loss_floor(train, plan_epoch(train, batch_size, seed=0, epoch=1)) if len(train) else 0.0,
         batch_size=batch_size,
         decoded=len(looks),
         width_px=Spread.of([one.width for one in good]),
@@ -151,7 +149,7 @@ def sample_of(source: Source, count: int = SAMPLED_PICTURES) -> range:
 
 def look(source: Source, index: int, size_px: int) -> Look:
     """Decode a picture and see what it is."""
-    key, size = index, (size_px, size_px)
+    label, key, size = source.label(index), index, (size_px, size_px)
     started = time.perf_counter()
     try:
         source.picture(index, size_px)
@@ -159,9 +157,11 @@ def look(source: Source, index: int, size_px: int) -> Look:
         if isinstance(source, IndexedSource):
             content = source.content(index)
             key, size = key_of(content), picture_size(content)
+        else:
+            key = source.picture_key(index)
     except BadPictureError as error:
-        return Look(index, str(error), 0, 0, 0.0, key)
-    return Look(index, None, *size, seconds, key)
+        return Look(label, str(error), 0, 0, 0.0, source.picture_key(index))
+    return Look(label, None, *size, seconds, key)
 
 
 def decode_seconds(source: Source, side_px: int) -> float:
@@ -174,29 +174,33 @@ def decode_seconds(source: Source, side_px: int) -> float:
     return median(times) if times else 0.0
 
 
-def _look_at_some(source: Source, size_px: int) -> dict[str, Look]:
-    return {source.label(index): look(source, index, size_px) for index in sample_of(source)}
-
-
-def look_at_all(data: Data, size_px: int, progress: Progress) -> Iterator[tuple[str, Look]]:
-    """Every picture of both sides with its label, on all cores, in order."""
-    total, done = len(data.train) + len(data.val), 0
-    tasks = [
-        (source, range(start, min(start + CHUNK, len(source))), size_px)
-        for source in (data.train, data.val)
-        for start in range(0, len(source), CHUNK)
-    ]
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(usable_cores(), mp_context=context) as processes:
+def look_at_all(data: Data, size_px: int, progress: Progress) -> Iterator[Look]:
+    """Every picture of both sides, on all cores, in order."""
+    sides = (data.train, data.val)
+    total, done = sum(map(len, sides)), 0
+    tasks = [(number, start) for number, side in enumerate(sides) for start in range(0, len(side), CHUNK)]
+    with ProcessPoolExecutor(
+        usable_cores(), multiprocessing.get_context("spawn"), initializer=_remember, initargs=(sides, size_px)
+    ) as processes:
         for looks in processes.map(_look_at_several, tasks):
             done += len(looks)
             progress(done, total)
             yield from looks
 
 
-def _look_at_several(task: tuple[Source, range, int]) -> list[tuple[str, Look]]:
-    source, indices, size_px = task
-    return [(source.label(index), look(source, index, size_px)) for index in indices]
+_remembered: tuple[tuple[Source, ...], int]
+
+
+def _remember(sides: tuple[Source, ...], size_px: int) -> None:
+    """What a process that looks at pictures is told once: sources may be large."""
+    global _remembered
+    _remembered = (sides, size_px)
+
+
+def _look_at_several(task: tuple[int, int]) -> list[Look]:
+    (sides, size_px), (number, start) = _remembered, task
+    side = sides[number]
+    return [look(side, index, size_px) for index in range(start, min(start + CHUNK, len(side)))]
 
 
 # --- captions -------------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from torch.utils.data import DataLoader, Dataset
 from clipctl.data.cache import PictureCache
 from clipctl.data.images import Augmentation, augment
 from clipctl.data.pictures import BadPictureError, Pixels
-from clipctl.data.sampling import EpochSampler, Key, batch_count, chosen_captions
-from clipctl.data.source import Source
+from clipctl.data.sampling import EpochSampler, Key, batch_count, chosen_captions, equal_pairs
+from clipctl.data.source import Keys, Source
+from clipctl.data.sources.catalog import MIN_PAIRS, bad_counts
 from clipctl.data.tokenizers import Tokenizer
 from clipctl.errors import DataError, TrainingError
 from clipctl.hardware.cpu import usable_cores
@@ -83,7 +84,6 @@ class PairDataset(Dataset[Pair]):
     ) -> None:
         self._source, self._tokenizer, self._augmentation = source, tokenizer, augmentation
         self._size_px, self._seed, self._cache = size_px, seed, cache
-        self._counts, self._picture_keys = source.caption_counts, source.picture_keys
         self._bad: dict[int, str] = {}  # reasons by index
 
     def __getitem__(self, key: Key) -> Pair:
@@ -91,13 +91,14 @@ class PairDataset(Dataset[Pair]):
         rng = np.random.default_rng([self._seed, epoch, index])
         pixels, index, bad = self._usable(index)
         if bad:
-            which = int(chosen_captions(np.array([index]), self._counts[[index]], self._seed, epoch)[0])
+            count = np.array([self._source.caption_count(index)])
+            which = int(chosen_captions(np.array([index]), count, self._seed, epoch)[0])
         caption, how = self._source.caption(index, which), self._augmentation
         # A mirrored picture would make "on the left" a lie.
         flip = how.flip and not _SIDES.search(caption)
         pixels = augment(pixels, rng, self._size_px, how, flip=flip)
         jitter = rng.uniform(1 - how.jitter, 1 + how.jitter, size=3) if how.jitter else None
-        caption_key, picture_key = self._source.caption_key(index, which), int(self._picture_keys[index])
+        caption_key, picture_key = self._source.caption_key(index, which), self._source.picture_key(index)
         return Pair(pixels, self._tokenizer.encode(caption), jitter, caption_key, picture_key, bad)
 
     def _usable(self, index: int) -> tuple[Pixels, int, tuple[BadPicture, ...]]:
@@ -125,24 +126,20 @@ class Collate:
         tokens = np.stack([pair.tokens for pair in pairs])
         if not self._fixed_length:
             tokens = tokens[:, : int(tokens.argmax(axis=1).max()) + 1]
-        positives = equal_pairs([pair.caption_key for pair in pairs], [pair.picture_key for pair in pairs])
+        caption_keys, picture_keys = (
+            np.array(keys, dtype=np.uint64)
+            for keys in zip(*((one.caption_key, one.picture_key) for one in pairs), strict=True)
+        )
+        positives = equal_pairs(caption_keys, picture_keys)
         jitter = np.array([pair.jitter for pair in pairs if pair.jitter is not None], dtype=np.float32)
         bad = tuple(bad for pair in pairs for bad in pair.bad)
         return Batch(
             torch.from_numpy(images),
             torch.from_numpy(np.ascontiguousarray(tokens)),
             torch.from_numpy(jitter) if len(jitter) else None,
-            positives,
+            torch.from_numpy(positives) if positives.sum() > len(pairs) else None,
             bad,
         )
-
-
-def equal_pairs(caption_keys: Sequence[int], picture_keys: Sequence[int]) -> Tensor | None:
-    """(B, B): which pairs have the same caption or the same picture; None where all are different."""
-    if len(set(caption_keys)) == len(set(picture_keys)) == len(caption_keys):
-        return None
-    captions, pictures = (np.array(keys, dtype=np.uint64) for keys in (caption_keys, picture_keys))
-    return torch.from_numpy((captions[:, None] == captions) | (pictures[:, None] == pictures))
 
 
 class TrainLoader:
@@ -286,10 +283,16 @@ def read_held_out(source: Source, tokenizer: Tokenizer, size_px: int, batch_size
     with ThreadPoolExecutor(usable_cores()) as threads:
         found = list(threads.map(read, range(len(source))))
     good = [(index, pixels) for index, pixels in enumerate(found) if not isinstance(pixels, BadPicture)]
+    bad = tuple(pixels for pixels in found if isinstance(pixels, BadPicture))
+    if len(good) < MIN_PAIRS:
+        raise DataError(
+            f"too few of the {len(found)} held-out pictures can be used: {bad_counts(one.reason for one in bad)}"
+        )
     texts = [source.captions(index) for index, _ in good]
     others = [(owner, text) for owner, several in enumerate(texts) for text in several[1:]]
     captions = [*(several[0] for several in texts), *(text for _, text in others)]
-    right = _right([*range(len(good)), *(owner for owner, _ in others)], captions, len(good))
+    picture_keys = np.array([source.picture_key(index) for index, _ in good], dtype=np.uint64)
+    right = _right([*range(len(good)), *(owner for owner, _ in others)], captions, picture_keys)
     tokens = torch.from_numpy(np.stack([tokenizer.encode(text) for text in captions]))
     # Of almost equal size, for the reason given in `epoch_batches`.
     chunks = np.array_split(np.arange(len(good)), batch_count(len(good), batch_size))
@@ -300,14 +303,15 @@ def read_held_out(source: Source, tokenizer: Tokenizer, size_px: int, batch_size
         several = torch.from_numpy(positives) if positives.sum() > len(chunk) else None
         batches.append(Batch(images, tokens[chunk], positives=several))
     more_tokens = list(torch.split(tokens[len(good) :], batch_size)) if others else []
-    bad = tuple(pixels for pixels in found if isinstance(pixels, BadPicture))
     return HeldOut(batches, more_tokens, captions, right, bad)
 
 
-def _right(owners: Sequence[int], texts: Sequence[str], pictures: int) -> NDArray[np.bool_]:
-    """(pictures, captions): a caption is right for the picture it is of, and for those that have an equal one."""
+def _right(owners: Sequence[int], texts: Sequence[str], picture_keys: Keys) -> NDArray[np.bool_]:
+    """(pictures, captions): a caption is right for the picture it is of, for those that have an equal one, and for
+    equal pictures of theirs."""
     numbers: dict[str, int] = {}
     text_of = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
-    has = np.zeros((pictures, len(numbers)), dtype=bool)
-    has[owners, text_of] = True
-    return has[:, text_of]
+    _, picture_of = np.unique(picture_keys, return_inverse=True)
+    has = np.zeros((int(picture_of.max()) + 1, len(numbers)), dtype=bool)
+    has[picture_of[list(owners)], text_of] = True
+    return np.asarray(has[picture_of][:, text_of])

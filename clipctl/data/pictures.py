@@ -14,6 +14,9 @@ PIXEL_LIMIT = 150_000_000  # a 12,000 × 12,000 scan; more is a mistake or an at
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 
+# About damaged EXIF and large pictures; the limits are ours. Once for the process: pictures are decoded by threads.
+warnings.filterwarnings("ignore", module=r"PIL\b")
+
 _WHITE = (255, 255, 255)
 # EXIF orientation to what puts the picture upright.
 _UPRIGHT = {
@@ -39,15 +42,13 @@ def open_picture(content: bytes, least_px: int) -> Image.Image:
     if len(content) > FILE_LIMIT_BYTES:
         raise BadPictureError(f"more than {FILE_LIMIT_BYTES // 2**20} MiB")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about damaged EXIF and large pictures; the limits are ours
-            picture = Image.open(io.BytesIO(content), formats=FORMATS)
-            if picture.width * picture.height > PIXEL_LIMIT:
-                raise BadPictureError(f"more than {PIXEL_LIMIT // 10**6} megapixels")
-            orientation = picture.getexif().get(ExifTags.Base.Orientation)
-            if picture.format == "JPEG" and min(picture.size) >= 2 * least_px:
-                picture.draft("RGB", _drafted(picture.size, least_px))
-            rgb = to_rgb(picture)
+        picture = Image.open(io.BytesIO(content), formats=FORMATS)
+        if picture.width * picture.height > PIXEL_LIMIT:
+            raise BadPictureError(f"more than {PIXEL_LIMIT // 10**6} megapixels")
+        orientation = picture.getexif().get(ExifTags.Base.Orientation)
+        if picture.format == "JPEG" and min(picture.size) >= 2 * least_px:
+            picture.draft("RGB", _drafted(picture.size, least_px))
+        rgb = to_rgb(picture)
     except BadPictureError:
         raise
     except UnidentifiedImageError:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clipctl.data.source import Keys, Source
+from clipctl.data.source import Keys, Source, mix
 
 
 class Key(NamedTuple):
@@ -19,17 +19,6 @@ class Key(NamedTuple):
 
 def batch_count(pairs: int, batch_size: int) -> int:
     return -(-pairs // batch_size)
-
-
-def mix(values: Keys, *salt: int) -> Keys:
-    """Each value to 64 random-looking bits that depend on it and on the salt: splitmix64's finaliser, once for each."""
-    with np.errstate(over="ignore"):
-        for number in (0, *salt):
-            values = values + np.uint64((number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
-            values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-            values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-            values = values ^ (values >> np.uint64(31))
-    return values
 
 
 def chosen_captions(indices: NDArray[np.int64], counts: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
@@ -64,10 +53,10 @@ def epoch_batches(
 def conflict_groups(caption_keys: Keys, picture_keys: Keys) -> NDArray[np.int64] | None:
     """(N,): a number for each pair; pairs have the same if their captions or pictures are equal, directly or through
     others. None if all captions and all pictures are different."""
+    if _all_different(caption_keys) and _all_different(picture_keys):
+        return None
     captions, of_caption = np.unique(caption_keys, return_inverse=True)
     pictures, of_picture = np.unique(picture_keys, return_inverse=True)
-    if len(captions) == len(pictures) == len(caption_keys):
-        return None
     groups = of_caption.astype(np.int64)
     while True:  # each round takes the lowest number among equal pictures, then among equal captions
         before = groups
@@ -79,31 +68,43 @@ def conflict_groups(caption_keys: Keys, picture_keys: Keys) -> NDArray[np.int64]
             return groups
 
 
+def _all_different(keys: Keys) -> bool:
+    ordered = np.sort(keys)
+    return not bool((ordered[1:] == ordered[:-1]).any())
+
+
+def equal_pairs(caption_keys: Keys, picture_keys: Keys) -> NDArray[np.bool_]:
+    """(B, B): which pairs have the same caption or the same picture."""
+    return np.asarray((caption_keys[:, None] == caption_keys) | (picture_keys[:, None] == picture_keys))
+
+
 class EpochPlan(NamedTuple):
     batches: list[NDArray[np.int64]]
     choice: NDArray[np.int64]  # (N,): which caption
-    groups: NDArray[np.int64] | None
+    has_repeats: bool  # some captions or pictures are equal
 
 
 def plan_epoch(source: Source, batch_size: int, seed: int, epoch: int) -> EpochPlan:
     """Captions are chosen first: which pairs are false negatives of each other follows from them."""
     choice = chosen_captions(np.arange(len(source)), source.caption_counts, seed, epoch)
     groups = conflict_groups(source.caption_keys(choice), source.picture_keys)
-    return EpochPlan(epoch_batches(len(source), batch_size, seed, epoch, groups), choice, groups)
+    return EpochPlan(epoch_batches(len(source), batch_size, seed, epoch, groups), choice, groups is not None)
 
 
-def loss_floor(plan: EpochPlan) -> float:
-    """The mean of ln m over all pairs, where m is how many of a pair's batch are equal to it, itself included.
+FLOOR_BATCHES = 1000  # looked at to know how often equal things meet
+
+
+def loss_floor(source: Source, plan: EpochPlan) -> float:
+    """The mean of ln m, where m is how many pairs of its batch are right for a pair, itself included.
 
     With m equal captions no model can tell which picture is meant, so the softmax gives each of them at most 1/m.
     """
-    if plan.groups is None:
+    if not plan.has_repeats:
         return 0.0
-    total = 0.0
-    for batch in plan.batches:
-        _, counts = np.unique(plan.groups[batch], return_counts=True)
-        total += float((counts * np.log(counts)).sum())
-    return round(total / len(plan.groups), 6)
+    caption_keys, picture_keys = source.caption_keys(plan.choice), source.picture_keys
+    batches = plan.batches[:: -(-len(plan.batches) // FLOOR_BATCHES)]
+    right = [equal_pairs(caption_keys[batch], picture_keys[batch]).sum(axis=1) for batch in batches]
+    return round(float(np.log(np.concatenate(right)).mean()), 6)
 
 
 class EpochSampler:

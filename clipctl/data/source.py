@@ -1,6 +1,6 @@
 """What training needs of data, wherever they come from. No torch."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -9,11 +9,27 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Keys = NDArray[np.uint64]  # equal for equal things
+Tell = Callable[[str], None]  # is told what takes long
+
+
+def silent(words: str) -> None:
+    """Tells nobody."""
 
 
 def key_of(content: bytes) -> int:
     """64 bits that are equal for equal bytes, and for others once in 10^19."""
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
+
+
+def mix(values: Keys, *salt: int) -> Keys:
+    """Each value to 64 random-looking bits that depend on it and on the salt: splitmix64's finaliser, once for each."""
+    with np.errstate(over="ignore"):
+        for number in (0, *salt):
+            values = values + np.uint64((number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
+            values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+            values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+            values = values ^ (values >> np.uint64(31))
+    return values
 
 
 class Source(Protocol):
@@ -28,12 +44,19 @@ class Source(Protocol):
         """Changes when pictures or captions do."""
 
     @property
+    def state(self) -> str:
+        """Changes whenever a picture's file was written, even with what it held before."""
+
+    @property
     def caption_counts(self) -> NDArray[np.int64]:
         """(N,)"""
 
+    def caption_count(self, index: int) -> int: ...
     @property
     def picture_keys(self) -> Keys:
         """(N,)"""
+
+    def picture_key(self, index: int) -> int: ...
 
     def all_caption_keys(self) -> Keys:
         """Of every caption of every picture, in order."""

@@ -6,10 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clipctl.data.sampling import mix
-from clipctl.data.source import Keys
+from clipctl.data.source import Keys, mix
 from clipctl.data.sources.indexed import IndexedSource
-from clipctl.data.sources.rows import TEST, TRAIN, UNSAID, VAL
+from clipctl.data.sources.rows import TRAIN, UNSAID, VAL
 
 _SALT = 0x5917
 
@@ -22,17 +21,23 @@ class Sides(NamedTuple):
 
 def divide(source: IndexedSource, fraction: float, limit: int, seed: int) -> Sides:
     """By the data's own sides, where they have any; else `fraction` of the pictures, up to `limit`, are held out."""
-    if not source.has_sides:
-        chosen = held_out(source, round(len(source) * fraction), limit, seed)
-        return Sides(source.without(chosen), source.select(chosen), 0)
-    sides = source.sides
-    rest = source.select(np.flatnonzero((sides == TRAIN) | (sides == UNSAID)))
-    own = source.select(np.flatnonzero(sides == VAL))
-    unused = int((sides == TEST).sum())
+    train, own, unused = own_sides(source)
     if len(own):
-        return Sides(rest, own.thinned(limit), unused)
-    chosen = held_out(rest, round(len(rest) * fraction), limit, seed)
-    return Sides(rest.without(chosen), rest.select(chosen), unused)
+        return Sides(train, own, unused)
+    chosen = held_out(train, round(len(train) * fraction), limit, seed)
+    return Sides(train.without(chosen), train.select(chosen), unused)
+
+
+def own_sides(source: IndexedSource) -> Sides:
+    """What the data themselves say. Data that are all of one side that is not for training say nothing."""
+    if not source.has_sides:
+        return Sides(source, source.select(np.zeros(0, dtype=np.int64)), 0)
+    sides = source.sides
+    train = np.flatnonzero((sides == TRAIN) | (sides == UNSAID))
+    if not len(train):
+        return Sides(source, source.select(train), 0)
+    own = np.flatnonzero(sides == VAL)
+    return Sides(source.select(train), source.select(own), len(sides) - len(train) - len(own))
 
 
 def held_out(source: IndexedSource, count: int, limit: int, seed: int) -> NDArray[np.int64]:

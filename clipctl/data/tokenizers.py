@@ -62,12 +62,6 @@ class CharacterTokenizer:
         self.end_id = _FIRST_CHARACTER_ID + len(self.alphabet)
         self.vocab_size = self.end_id + 1
 
-    @classmethod
-    def learn(cls, captions: Iterable[str], context: int) -> "CharacterTokenizer":
-        """The alphabet of these captions."""
-        characters = set().union(*(normalise(caption) for caption in captions))
-        return cls(sorted(characters), context)
-
     def encode(self, caption: str) -> NDArray[np.int64]:
         body = [self._ids.get(character, UNKNOWN_ID) for character in normalise(caption)[: self.context - 2]]
         return _filled(body, START_ID, self.end_id, self.context)
@@ -164,9 +158,13 @@ def read_tokenizer(path: Path, context: int) -> SubwordTokenizer:
     """A tokenizer.json from disk, or the one in a directory."""
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
+        if path.exists() and not path.is_file():
+            raise DataError(f"{path} is no plain file")
         if path.stat().st_size > FILE_LIMIT_BYTES:
             raise DataError(f"{path} is larger than {FILE_LIMIT_BYTES // 10**6} MB, which no tokenizer is")
-        return SubwordTokenizer(path.read_text(encoding="utf-8"), context)
+        tokenizer = SubwordTokenizer(path.read_text(encoding="utf-8"), context)
+        tokenizer.encode("a picture of 3 Ünknown things")  # some only now say what they lack
+        return tokenizer
     except FileNotFoundError:
         raise DataError(f"no such tokenizer: {path}", "characters, bpe:4096, or the path of a tokenizer.json") from None
     except OSError as error:
@@ -194,8 +192,8 @@ class CaptionFit(NamedTuple):
 
 
 def caption_fit(tokenizer: Tokenizer, source: Source) -> CaptionFit:
-    """Counted before training. A text has no more pieces than bytes, and one for a space before it, so only captions
-    with enough bytes have to be tokenised; of very many, an even sample is."""
+    """Counted before training. A text hardly ever has more pieces than bytes, and one for a space before it, so only
+    captions with enough bytes have to be tokenised; of very many, an even sample is."""
     context = tokenizer.context
     if isinstance(tokenizer, CharacterTokenizer):
         lengths = source.caption_lengths() + 2

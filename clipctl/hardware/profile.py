@@ -3,12 +3,15 @@
 One JSON file a machine and torch version. A file that cannot be read counts as absent and is written anew.
 """
 
+import getpass
 import json
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
@@ -35,6 +38,17 @@ def application_dir() -> Path:
     if sys.platform == "win32":
         return Path(os.environ.get("APPDATA", Path.home())) / "clipctl"
     return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "clipctl"
+
+
+def cache_dir(name: str) -> Path:
+    """A directory for what can be made again; a temporary one where the application directory cannot be written."""
+    for place in (application_dir(), Path(tempfile.gettempdir()) / f"clipctl-{getpass.getuser()}"):
+        directory = place / name
+        with suppress(OSError):
+            directory.mkdir(parents=True, exist_ok=True)
+            if os.access(directory, os.W_OK):
+                return directory
+    return Path(tempfile.mkdtemp(prefix=f"clipctl-{name}-"))
 
 
 @dataclass(frozen=True)

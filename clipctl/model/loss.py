@@ -29,9 +29,12 @@ def softmax_loss(embeddings: Embeddings, positives: Positives = None) -> Tensor:
     if positives is None:
         labels = torch.arange(len(logits), device=logits.device)
         return (F.cross_entropy(logits, labels) + F.cross_entropy(logits.T, labels)) / 2
-    right = positives.to(logits.dtype)
-    targets = right / right.sum(dim=1, keepdim=True)  # the relation is symmetric, so it serves both directions
-    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+    return (F.cross_entropy(logits, _shares(positives)) + F.cross_entropy(logits.T, _shares(positives.T))) / 2
+
+
+def _shares(right: Tensor) -> Tensor:
+    """The same probability for all right answers of a row."""
+    return right / right.sum(dim=1, keepdim=True)
 
 
 def sigmoid_loss(embeddings: Embeddings, positives: Positives = None) -> Tensor:
@@ -54,5 +57,5 @@ def batch_accuracy(embeddings: Embeddings, positives: Positives = None) -> Tenso
     similarity = embeddings.image @ embeddings.text.T  # (B, B)
     own = torch.arange(len(similarity), device=similarity.device)
     found = torch.stack([similarity.argmax(dim=1), similarity.argmax(dim=0)])  # (2, B)
-    right = found == own if positives is None else positives[own, found]
+    right = found == own if positives is None else torch.stack([positives[own, found[0]], positives[found[1], own]])
     return right.float().mean()

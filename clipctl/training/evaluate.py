@@ -104,8 +104,9 @@ class Evaluator:
             if not negatives.any():
                 result.append(None)
                 continue
+            asked = negatives.any(dim=1)  # equal captions may leave a query without negatives of a band
             shares = [
-                float((scores.diagonal() > scores.masked_fill(~negatives, -2.0).amax(dim=1)).float().mean())
+                float((scores.diagonal() > scores.masked_fill(~negatives, -2.0).amax(dim=1))[asked].float().mean())
                 for scores in (similarity, similarity.T)
             ]
             result.append(sum(shares) / 2)
@@ -136,9 +137,9 @@ def negative_bands(captions: Sequence[str], right: NDArray[np.bool_]) -> NDArray
     shared = presence @ presence.T
     sizes = presence.sum(axis=1)
     overlap = shared / np.maximum(1, sizes[:, None] + sizes[None, :] - shared)
-    np.fill_diagonal(overlap, -1)  # sorts first, and is taken out below
+    overlap[right] = -1  # sorts first, and is taken out below
     # The place of each negative among its row's, 0 the least alike, then which third that place lies in.
-    order = overlap.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable") - 1
-    negatives = len(captions) - 1
-    bands = order * len(BANDS) // max(1, negatives)
-    return np.where((order < 0) | right, -1, bands).astype(np.int8)
+    rights = right.sum(axis=1, keepdims=True)
+    order = overlap.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable") - rights
+    negatives = len(captions) - rights
+    return np.where(order < 0, -1, order * len(BANDS) // np.maximum(1, negatives)).astype(np.int8)

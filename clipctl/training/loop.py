@@ -15,11 +15,10 @@ from clipctl.config import Interval
 from clipctl.data.cache import CacheKind, make_room, open_cache
 from clipctl.data.loader import BadPicture, PairDataset, TrainLoader, read_held_out
 from clipctl.data.sampling import EpochSampler
-from clipctl.data.sources.catalog import MIN_PAIRS, bad_counts, check_bad
+from clipctl.data.sources.catalog import check_bad
 from clipctl.errors import (
     CheckpointError,
     ClipctlError,
-    DataError,
     DeviceError,
     ExitCode,
     RunError,
@@ -156,29 +155,21 @@ class BadPictures:
 
     def __init__(self, plan: TrainPlan, held_out: Sequence[BadPicture]) -> None:
         self._plan = plan
-        self.reasons: dict[int, str] = {}  # of training pictures, by index
-        self.by_label = dict.fromkeys(plan.data.missing, "missing")
-        self.by_label |= {plan.val_source.label(index): reason for index, reason in held_out}
-        if len(plan.val_source) - len(held_out) < MIN_PAIRS:
-            words = bad_counts(reason for _, reason in held_out)
-            raise DataError(f"too few of the {len(plan.val_source)} held-out pictures can be used: {words}")
+        self.reasons = dict.fromkeys(plan.data.missing, "missing")  # by label
+        self.reasons |= {plan.val_source.label(one.picture): one.reason for one in held_out}
         self.check()
 
-    def see(self, pictures: Iterable[BadPicture]) -> list[tuple[str, str]]:
-        """Take note; returns those that are new."""
-        new = []
-        for index, reason in pictures:
-            if index not in self.reasons:
-                self.reasons[index] = reason
-                label = self._plan.train_source.label(index)
-                self.by_label[label] = reason
-                new.append((label, reason))
+    def see(self, pictures: Iterable[BadPicture]) -> dict[str, str]:
+        """Take note of training pictures; returns those that are new."""
+        labels = {self._plan.train_source.label(one.picture): one.reason for one in pictures}
+        new = {label: reason for label, reason in labels.items() if label not in self.reasons}
+        self.reasons |= new
         return new
 
     def check(self) -> None:
         """Raise where they are too many."""
         data = self._plan.data
-        check_bad(self.by_label, len(data.train) + len(data.val) + len(data.missing))
+        check_bad(self.reasons, len(data.train) + len(data.val) + len(data.missing))
 
 
 class _Training:
@@ -247,7 +238,7 @@ class _Training:
         self.best = Evaluation.from_dict(facts["best"])
         self.epoch_window = StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None
         self.guard.in_a_row = facts["skipped_in_a_row"]
-        self.bad.see(BadPicture(int(index), reason) for index, reason in facts.get("bad_pictures", {}).items())
+        self.bad.reasons |= facts.get("bad_pictures", {})
 
     def _next_attempt(self) -> int:
         """One more than any that left a trace."""
@@ -356,7 +347,7 @@ class _Training:
         )
 
     def _note_bad(self, pictures: Sequence[BadPicture]) -> None:
-        for label, reason in self.bad.see(pictures):
+        for label, reason in self.bad.see(pictures).items():
             row = {"step": self.state.step, "event": "bad_picture", "message": f"{label}: {reason}"}
             self.writer.write(metrics.EVENT, row)
         self.bad.check()
@@ -514,7 +505,7 @@ class _Training:
             val_pairs=self.evaluator.held_out.pictures,
             val_captions=len(self.evaluator.held_out.captions),
             peak_memory_bytes=self._peak_memory_bytes(),
-            bad_pictures=self.bad.by_label,
+            bad_pictures=self.bad.reasons,
         )
 
     def _peak_memory_bytes(self) -> int:

@@ -5,12 +5,12 @@ from dataclasses import dataclass, replace
 from hashlib import sha256
 
 from clipctl.config import CacheName, TrainConfig
-from clipctl.data.cache import CacheKind, pictures_dir, slot_bytes
+from clipctl.data.cache import CacheKind, kept_bytes, pictures_dir, slot_bytes
 from clipctl.data.images import Augmentation, kept_side
 from clipctl.data.inspection import decode_seconds
 from clipctl.data.sampling import batch_count, loss_floor, plan_epoch
-from clipctl.data.source import Source
-from clipctl.data.sources.catalog import Data, leakage_notes, open_data
+from clipctl.data.source import Source, Tell, silent
+from clipctl.data.sources.catalog import Data, leakage_notes, leakage_of, open_data
 from clipctl.data.tokenizers import Tokenizer, caption_fit, make_tokenizer, words_cut
 from clipctl.errors import ConfigError, DeviceError, SaveError
 from clipctl.hardware import cpu, disk, memory
@@ -39,7 +39,7 @@ class TrainPlan:
     threads: Choice
     workers: Choice
     cache: Choice  # where decoded pictures are kept
-    cache_bytes: int  # up to how many, in each process
+    cache_bytes: int  # up to how many: in each process in memory, together on disk
     steps_per_epoch: int
     total_steps: int
     parameters: int
@@ -117,13 +117,16 @@ class TrainPlan:
         )
 
 
-def make_plan(asked: TrainConfig, before: Setting | None = None, tokenizer: Tokenizer | None = None) -> TrainPlan:
+def make_plan(
+    asked: TrainConfig, before: Setting | None = None, tokenizer: Tokenizer | None = None, tell: Tell = silent
+) -> TrainPlan:
     """Look at data and machine and decide what was left open. Of a run that was begun, `before` is under what, and
     `tokenizer` the one it began with."""
-    data = open_data(asked.data)
+    data = open_data(asked.data, tell)
+    tell(f"reading the captions of {data.train.name}")
     tokenizer = tokenizer or make_tokenizer(asked.data.tokenizer, data.train, asked.model.text.context)
     config = _fit_vocabulary(asked, tokenizer)
-    notes = [*data.notes, *leakage_notes(data.train, data.val)]
+    notes = [*data.notes, *leakage_notes(leakage_of(data.train, data.val))]
     config = _fit_batch(config, len(data.train), notes)
     fit = caption_fit(tokenizer, data.train)
     if fit.cut:
@@ -145,10 +148,10 @@ def make_plan(asked: TrainConfig, before: Setting | None = None, tokenizer: Toke
         memory_split = replace(memory_split, pictures_bytes=cache.need_bytes)
         memory_need = memory_need.shifted(cache.need_bytes)
     workers = Choice(
-        *cpu.choose_workers(config.runtime.workers, on_accelerator=device.is_accelerator, cached=cache.holds_all)
+        *cpu.choose_workers(config.runtime.workers, on_accelerator=device.is_accelerator, cached=cache.is_in_memory)
     )
     if step_s and workers.value == 0:  # otherwise others prepare the next batch meanwhile
-        decode_s = 0.0 if cache.holds_all else decode_seconds(data.train, side_px)
+        decode_s = 0.0 if cache.keeps_all else decode_seconds(data.train, side_px)
         pair_s = config.model.image.size_px**2 * PIXEL_S + decode_s
         step_s = step_s.shifted(BATCH_S + config.train.batch_size * pair_s)
 
@@ -160,7 +163,7 @@ def make_plan(asked: TrainConfig, before: Setting | None = None, tokenizer: Toke
         config=config,
         data=data,
         data_fingerprint=sha256(f"{data.train.fingerprint} {data.val.fingerprint}".encode()).hexdigest(),
-        loss_floor=loss_floor(plan_epoch(data.train, config.train.batch_size, config.train.seed, epoch=1)),
+        loss_floor=loss_floor(data.train, plan_epoch(data.train, config.train.batch_size, config.train.seed, epoch=1)),
         tokenizer=tokenizer,
         augmentation=Augmentation.of(config.data, drawn=data.train.is_drawn),
         device=device,
@@ -188,26 +191,31 @@ class _Cache:
     reason: str
     need_bytes: int  # what it will take
     limit_bytes: int
-    holds_all: bool
+    keeps_all: bool
+
+    @property
+    def is_in_memory(self) -> bool:
+        return self.kind == "ram" and self.keeps_all
 
 
 def _choose_cache(asked: CacheName, source: Source, side_px: int) -> _Cache:
     """Where decoded pictures are kept: in memory where they fit, else on the disk where they fit, else nowhere."""
     all_bytes = len(source) * slot_bytes(side_px)
     ram_bytes = int(memory.available_bytes() * PICTURE_CACHE_SHARE)
-    disk_bytes = int(disk.free_bytes(pictures_dir()) * PICTURE_DISK_SHARE)
+    # What is kept already is ours to use or to delete.
+    disk_bytes = int((disk.free_bytes(pictures_dir()) + kept_bytes()) * PICTURE_DISK_SHARE)
     if asked == "off":
-        return _Cache("off", "as asked: every picture is decoded every time", 0, 0, holds_all=False)
+        return _Cache("off", "as asked: every picture is decoded every time", 0, 0, keeps_all=False)
     if asked == "ram" or (asked == "auto" and all_bytes <= ram_bytes):
         reason = "decoded pictures fit in memory" if all_bytes <= ram_bytes else "as asked: as many as fit in memory"
-        return _Cache("ram", reason, min(all_bytes, ram_bytes), ram_bytes, holds_all=all_bytes <= ram_bytes)
+        return _Cache("ram", reason, min(all_bytes, ram_bytes), ram_bytes, keeps_all=all_bytes <= ram_bytes)
     if asked == "disk" or all_bytes <= disk_bytes:
-        words = f"decoded pictures take {all_bytes / 2**30:.1f} GiB in {pictures_dir()}"
+        words = f"decoded pictures take {all_bytes / 2**20:,.0f} MiB in {pictures_dir()}"
         if all_bytes > disk_bytes:
-            words = f"as asked: up to {disk_bytes / 2**30:.1f} GiB of decoded pictures in {pictures_dir()}"
-        return _Cache("disk", words, min(all_bytes, disk_bytes), disk_bytes, holds_all=False)
+            words = f"as asked: up to {disk_bytes / 2**20:,.0f} MiB of decoded pictures in {pictures_dir()}"
+        return _Cache("disk", words, min(all_bytes, disk_bytes), disk_bytes, keeps_all=all_bytes <= disk_bytes)
     words = f"decoded pictures would take {all_bytes / 2**30:.0f} GiB, more than memory and disk have to spare"
-    return _Cache("off", words, 0, 0, holds_all=False)
+    return _Cache("off", words, 0, 0, keeps_all=False)
 
 
 def _fit_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> TrainConfig:

@@ -7,6 +7,7 @@ from typing import Any
 from clipctl import config as configs
 from clipctl.config import Layer, TrainConfig
 from clipctl.data import tokenizers
+from clipctl.data.source import Tell, silent
 from clipctl.errors import CheckpointError, ConfigError, ConfigErrors, DataError, NewerCheckpointError
 from clipctl.runs.checkpoints import Checkpoint
 from clipctl.runs.rundir import RunDir
@@ -48,14 +49,16 @@ class Resumption:
         return self.step >= self.plan.total_steps
 
 
-def prepare_resumption(run: RunDir, asked: list[Layer], *, which: str | None, allow_change: bool) -> Resumption:
+def prepare_resumption(
+    run: RunDir, asked: list[Layer], *, which: str | None, allow_change: bool, tell: Tell = silent
+) -> Resumption:
     """Verify the checkpoint and compare settings, data and machine, before anything is touched."""
     saved = configs.load_yaml(run.config_file)
     config = configs.resolve([saved, *asked])
     notes: list[str] = []
     checkpoint = _choose(CheckpointStore(run), which, notes)
     if checkpoint is None:
-        plan = make_plan(config)  # nothing is lost if it is made otherwise now
+        plan = make_plan(config, tell=tell)  # nothing is lost if it is made otherwise now
         notes += _compare(configs.resolve([saved]), config, asked, allow_change=allow_change)
         return Resumption(plan, None, tuple(notes))
     facts = checkpoint.read_state()
@@ -68,7 +71,7 @@ def prepare_resumption(run: RunDir, asked: list[Layer], *, which: str | None, al
     notes += _compare(before, config, asked, allow_change=allow_change)
     is_same = config.data.tokenizer == before.data.tokenizer and config.model.text == before.model.text
     setting = setting_of(run.read_environment())
-    plan = make_plan(config, before=setting, tokenizer=saved_tokenizer if is_same else None)
+    plan = make_plan(config, before=setting, tokenizer=saved_tokenizer if is_same else None, tell=tell)
     if fingerprint != plan.data_fingerprint and not allow_change:
         raise DataError(
             f"{' + '.join(plan.config.data.source)} has changed since the run was stopped: other pictures or captions",

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -12,19 +11,19 @@ from PIL import Image
 from clipctl.config import DataConfig
 from clipctl.data.cache import DiskCache, RamCache, open_cache, pictures_dir
 from clipctl.data.images import Augmentation
-from clipctl.data.loader import PairDataset, equal_pairs, read_held_out
+from clipctl.data.loader import PairDataset, read_held_out
 from clipctl.data.pictures import BadPictureError
 from clipctl.data.sampling import (
-    EpochPlan,
     EpochSampler,
     Key,
     chosen_captions,
     conflict_groups,
     epoch_batches,
+    equal_pairs,
     loss_floor,
     plan_epoch,
 )
-from clipctl.data.sources.catalog import leakage_notes, open_data
+from clipctl.data.sources.catalog import leakage_notes, leakage_of, open_data
 from clipctl.data.tokenizers import CharacterTokenizer
 from clipctl.errors import DataError
 from tests.data import files
@@ -83,10 +82,30 @@ def test_groups_join_equal_captions_and_equal_pictures():
     assert conflict_groups(np.arange(4).astype(np.uint64), np.arange(4).astype(np.uint64)) is None
 
 
+class Keyed:
+    """A source of which only keys are asked."""
+
+    def __init__(self, caption_keys, picture_keys):
+        self._caption_keys, self.picture_keys = (np.array(keys, np.uint64) for keys in (caption_keys, picture_keys))
+        self.caption_counts = np.ones(len(caption_keys), int)
+
+    def __len__(self):
+        return len(self.picture_keys)
+
+    def caption_keys(self, choice):
+        return self._caption_keys
+
+
 def test_the_loss_floor_by_hand():
-    plan = EpochPlan([np.array([0, 1, 2]), np.array([3, 4, 5])], np.zeros(6), np.array([0, 0, 1, 2, 3, 4]))
-    assert loss_floor(plan) == pytest.approx(2 * np.log(2) / 6, abs=1e-6)
-    assert loss_floor(plan._replace(groups=None)) == 0
+    """One batch: 0 and 1 share a caption, 1 and 2 a picture; 0 and 2 nothing, though 1 is right for both."""
+    source = Keyed([1, 1, 2, 3], [5, 6, 6, 7])
+    assert loss_floor(source, plan_epoch(source, 4, seed=0, epoch=1)) == pytest.approx(
+        (np.log(2) + np.log(3) + np.log(2)) / 4, abs=1e-6
+    )
+    apart = Keyed([1, 1, 2, 3], [5, 6, 7, 8])
+    assert loss_floor(apart, plan_epoch(apart, 2, seed=0, epoch=1)) == 0  # two batches, one of the equals in each
+    different = Keyed([1, 2, 3, 4], [5, 6, 7, 8])
+    assert loss_floor(different, plan_epoch(different, 4, seed=0, epoch=1)) == 0
 
 
 def test_no_batch_holds_a_caption_twice_where_that_can_be(tmp_path):
@@ -100,11 +119,10 @@ def test_no_batch_holds_a_caption_twice_where_that_can_be(tmp_path):
 
 
 def test_where_it_cannot_be_all_right_answers_count():
-    positives = equal_pairs([1, 2, 1, 3], [7, 8, 9, 8])
-    expected = torch.eye(4, dtype=torch.bool)
+    positives = equal_pairs(np.array([1, 2, 1, 3], np.uint64), np.array([7, 8, 9, 8], np.uint64))
+    expected = np.eye(4, dtype=bool)
     expected[0, 2] = expected[2, 0] = expected[1, 3] = expected[3, 1] = True
-    assert torch.equal(positives, expected)
-    assert equal_pairs([1, 2], [3, 4]) is None
+    assert (positives == expected).all()
 
 
 # --- splits ---------------------------------------------------------------------------------------------------
@@ -141,7 +159,7 @@ def test_equal_pictures_stay_together(tmp_path):
     data = open_data(config_of(path, val_fraction=0.3))
     held_out = {int(name[:-4]) for name in names(data.val)}
     assert len(held_out) in (18, 20) and all(number ^ 1 in held_out for number in held_out)
-    assert leakage_notes(data.train, data.val) == []
+    assert leakage_of(data.train, data.val) == (0, 0)
 
 
 def test_own_splits_are_respected_and_test_is_left_alone(tmp_path):
@@ -158,8 +176,8 @@ def test_held_out_data_of_ones_own_and_leakage(tmp_path):
     (other / "v.csv").write_text("image,caption\na.jpg,new\nb.jpg,c 3\n")
     data = open_data(config_of(path, val=str(other / "v.csv")))
     assert (len(data.train), len(data.val)) == (10, 2)
-    assert leakage_notes(data.train, data.val) == [
-        "1 held-out pictures are also among those to train on: scores will flatter",
+    assert leakage_notes(leakage_of(data.train, data.val)) == [
+        "1 held-out pictures are also among those to train on: scores will look too good",
         "1 held-out captions also belong to pictures to train on",
     ]
 
@@ -304,3 +322,71 @@ def test_the_sampler_gives_every_picture_once(train):
     sampler.start(1)
     keys = [key for batch in sampler for key in batch]
     assert sorted(key.picture for key in keys) == list(range(len(train))) and {key.epoch for key in keys} == {1}
+
+
+# --- sides of their own, and more than one right answer -------------------------------------------------------
+
+
+def two_sides(tmp_path, name="data", sides=("train", "val", "test"), count=4, first=0):
+    root = tmp_path / name
+    numbers = range(first, first + count * len(sides))
+    files.write_pictures(root, [])
+    rows = ["image,split,caption"]
+    for number in numbers:
+        (root / f"{number}.jpg").write_bytes(files.jpeg(number))
+        rows.append(f"{number}.jpg,{sides[(number - first) // count]},c {number}")
+    (root / "list.csv").write_text("\n".join(rows))
+    return root
+
+
+def test_val_data_leave_the_datas_own_sides_alone(tmp_path):
+    data = open_data(
+        DataConfig(
+            source=(str(two_sides(tmp_path)),), val=str(two_sides(tmp_path, "other", ("train", "val"), first=100))
+        )
+    )
+    assert names(data.train) == {f"{number}.jpg" for number in range(4)}
+    assert names(data.val) == {f"{number}.jpg" for number in range(104, 108)}
+    assert any("8 pictures" in note for note in data.notes)
+
+
+def test_data_of_one_side_only_say_nothing(tmp_path):
+    data = open_data(config_of(two_sides(tmp_path, sides=("val",), count=30)))
+    assert (len(data.train), len(data.val)) == (27, 3)
+
+
+def test_equal_held_out_pictures_are_right_for_each_others_captions(tmp_path):
+    path = table(tmp_path, [(n, f"c {n}") for n in range(6)])
+    (path.parent / "1.jpg").write_bytes((path.parent / "0.jpg").read_bytes())
+    held_out = read_held_out(open_data(config_of(path, val=str(path))).val, CharacterTokenizer("c 0123456", 16), 16, 6)
+    expected = np.eye(6, dtype=bool)
+    expected[0, 1] = expected[1, 0] = True
+    assert (held_out.right == expected).all()
+    assert (held_out.batches[0].positives.numpy() == expected).all()
+
+
+def test_too_few_held_out_pictures_are_said(tmp_path):
+    path = table(tmp_path, [(n, f"c {n}") for n in range(30)])
+    val = open_data(config_of(path)).val
+    for index in range(len(val)):
+        Path(val.label(index)).write_bytes(b"")
+    with pytest.raises(DataError, match="too few of the 3 held-out pictures can be used: 3 empty"):
+        read_held_out(val, CharacterTokenizer(val.alphabet(), 32), 16, 2)
+
+
+def test_many_pictures_are_told_apart_by_name_and_size(tmp_path, monkeypatch):
+    """Two sources whose shards and members have the same names."""
+    monkeypatch.setattr("clipctl.data.indexing.HASHED_PICTURES", 0)
+    one = files.img2dataset(tmp_path / "one")
+    two = tmp_path / "two"
+    two.mkdir()
+    for number in range(2):
+        samples = []
+        for row in range(4):
+            key = f"{number:05d}{row:04d}"
+            picture = files.jpeg(500 + 10 * number + row, width=60 + row)
+            samples += [(f"{key}.jpg", picture), (f"{key}.txt", f"other {key}".encode())]
+        files.shard(two / f"{number:05d}.tar", samples)
+    data = open_data(DataConfig(source=(str(one),), val=str(two)))
+    assert leakage_of(data.train, data.val) == (0, 0)
+    assert len(np.unique(np.concatenate([data.train.picture_keys, data.val.picture_keys]))) == 16

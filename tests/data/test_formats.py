@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clipctl.data.index import open_index, read_picture
+from clipctl.data.index import open_index
 from clipctl.data.sources.rows import TEST, TRAIN, UNSAID, VAL, Hints
 from clipctl.data.sources.shards import expand, split_name
 from clipctl.errors import DataError
@@ -29,7 +29,7 @@ def sides_of(index):
 def assert_pictures_are_theirs(index, numbers):
     """Every picture is found, and is the one that its name says."""
     assert (index.sizes > 0).all()
-    contents = [read_picture(index, picture, 10**6) for picture in range(len(index))]
+    contents = [index.read(picture, 10**6) for picture in range(len(index))]
     assert contents == [files.jpeg(number) for number in numbers]
 
 
@@ -255,9 +255,11 @@ def test_several_caption_columns_and_lists(tmp_path):
 
 
 def test_marks_line_ends_and_broken_bytes(tmp_path):
-    expected = {"0.jpg": ["über"], "1.jpg": ["a b\ufffdc"]}
-    content = "\ufeffimage,caption\r\n0.jpg,über\r\n".encode() + b"1.jpg,a\x00b\xffc\r\n"
+    expected = {"0.jpg": ["über Öl"], "1.jpg": ["a b\ufffdc"]}
+    content = "\ufeffimage,caption\r\n0.jpg,über Öl\r\n".encode() + b"1.jpg,a\x00b\xffc\r\n"
     assert pairs_of(index_of(table(tmp_path, content))) == expected
+    windows = "image;caption\r\n0.jpg;Café für alle\r\n".encode("cp1252")
+    assert pairs_of(index_of(table(tmp_path, windows, name="windows.csv"))) == {"0.jpg": ["Café für alle"]}
     utf16 = "image\tcaption\n0.jpg\tüber\n".encode("utf-16")
     assert pairs_of(index_of(table(tmp_path, utf16, name="excel.txt"))) == {"0.jpg": ["über"]}
 
@@ -287,10 +289,10 @@ def test_pictures_are_looked_for_beside_and_below_and_where_told(tmp_path):
     (tmp_path / "lists").mkdir()
     path = tmp_path / "lists" / "data.csv"
     path.write_text("image,caption\n0.jpg,a dog\n1.jpg,a cat\nsub/2.jpg,a cow\n")
-    assert index_of(path).facts.places == [str(tmp_path / "elsewhere")]
+    assert index_of(path).facts.roots == [str(tmp_path / "elsewhere")]
     files.write_pictures(tmp_path / "far/away", ["0.jpg", "1.jpg", "sub/2.jpg"])
     index = index_of(path, image_root=str(tmp_path / "far/away"))
-    assert index.facts.missing == 0 and index.facts.places == [str(tmp_path / "far/away")]
+    assert index.facts.missing == 0 and index.facts.roots == [str(tmp_path / "far/away")]
 
 
 def test_missing_pictures_are_counted_not_fatal(tmp_path):
@@ -380,3 +382,182 @@ def test_pictures_of_every_suffix_decode(tmp_path):
         files.pixels(1).save(path)
         assert np.asarray(open_picture(path.read_bytes(), 30)).shape == (36, 48, 3)
         assert Image.open(path).size == (48, 36)
+
+
+# --- what people really have ----------------------------------------------------------------------------------
+
+
+def test_another_dataset_beside_it_lends_no_pictures(tmp_path):
+    """Two holidays with the same camera names; the first lacks a picture, the second has all."""
+    for name, count, first in (("h1", 39, 0), ("h2", 40, 100)):
+        files.write_pictures(tmp_path / name / "images", [])
+        for number in range(count):
+            (tmp_path / name / "images" / f"{number}.jpg").write_bytes(files.jpeg(first + number))
+    (tmp_path / "h1" / "c.csv").write_text("\n".join(["image,caption", *(f"{n}.jpg,thing {n}" for n in range(40))]))
+    index = index_of(tmp_path / "h1")
+    assert index.facts.roots == [str(tmp_path / "h1/images")] and index.facts.missing == 1
+    assert index.read(5, 10**6) == files.jpeg(5)
+
+
+def test_the_same_name_on_two_sides_is_two_pictures(tmp_path):
+    for side, first in (("train", 0), ("val", 50)):
+        files.write_pictures(tmp_path / side, [])
+        images, annotations = [], []
+        for number in range(3):
+            (tmp_path / side / f"{number}.jpg").write_bytes(files.jpeg(first + number))
+            images.append({"id": number, "file_name": f"{number}.jpg"})
+            annotations.append({"image_id": number, "caption": f"{side} {number}"})
+        (tmp_path / "annotations").mkdir(exist_ok=True)
+        document = {"images": images, "annotations": annotations}
+        (tmp_path / "annotations" / f"captions_{side}.json").write_text(json.dumps(document))
+    index = index_of(tmp_path)
+    assert [index.captions(picture) for picture in (0, 3)] == [["train 0"], ["val 0"]]
+    assert_pictures_are_theirs(index, [0, 1, 2, 50, 51, 52])
+
+
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_files_for_each_side(tmp_path, suffix):
+    files.write_pictures(tmp_path, [f"{number}.jpg" for number in range(9)])
+    for number, side in enumerate(("train", "val", "test")):
+        names = [f"{3 * number + row}.jpg" for row in range(3)]
+        if suffix == "csv":
+            lines = ["image,caption", *(f"{name},a {name}" for name in names)]
+        else:
+            lines = [json.dumps({"image": name, "text": f"a {name}"}) for name in names]
+        (tmp_path / f"{side}.{suffix}").write_text("\n".join(lines))
+    assert index_of(tmp_path).facts.side_counts == [0, 3, 3, 3]
+
+
+def test_split_words_with_more_to_them(tmp_path):
+    rows = "image,split,caption\n0.jpg,train,a\n1.jpg,test-dev,b\n2.jpg,extra,c\n3.jpg,val_seen,d\n"
+    index = index_of(table(tmp_path, rows))
+    assert list(sides_of(index).values()) == [TRAIN, TEST, UNSAID, VAL]
+    assert "extra there count as train" in index.facts.words
+
+
+def test_a_folder_of_trains_is_a_class(tmp_path):
+    for label in ("bus", "train"):
+        files.write_pictures(tmp_path / label, ["0.jpg", "1.jpg"])
+    files.write_pictures(tmp_path, ["loose.jpg"])
+    (tmp_path / "linked").symlink_to(tmp_path / "bus", target_is_directory=True)
+    index = index_of(tmp_path)
+    assert pairs_of(index)["train/0.jpg"] == ["a photo of a train"]
+    assert index.facts.skipped == {"no caption": 1} and index.facts.side_counts == [4, 0, 0, 0]
+
+
+def test_a_quotation_mark_in_a_tab_separated_caption_is_one(tmp_path):
+    rows = 'image\tcaption\n0.jpg\t"Stop signs\n1.jpg\ta cat\n2.jpg\t"ab\n'
+    assert pairs_of(index_of(table(tmp_path, rows, name="x.tsv")))["1.jpg"] == ["a cat"]
+    quoted = 'image\tcaption\n0.jpg\t"two\nlines"\n1.jpg\t"a ""cat"""\n'
+    pairs = pairs_of(index_of(table(tmp_path, quoted, name="y.tsv")))
+    assert pairs == {"0.jpg": ["two lines"], "1.jpg": ['a "cat"']}
+
+
+def test_separators_in_a_caption_that_is_not_last(tmp_path):
+    index = index_of(table(tmp_path, "image,caption,split\n0.jpg,a dog, a cat, a cow,val\n1.jpg,a bird,train\n"))
+    assert pairs_of(index) == {"0.jpg": ["a dog, a cat, a cow"], "1.jpg": ["a bird"]}
+    assert list(sides_of(index).values()) == [VAL, TRAIN]
+
+
+def test_what_spreadsheets_and_pandas_write(tmp_path):
+    assert pairs_of(index_of(table(tmp_path, "sep=;\nimage;caption\n0.jpg;a dog\n"))) == {"0.jpg": ["a dog"]}
+    listed = 'image,captions\n0.jpg,"[\'a dog\', ""a cat\'s""]"\n'
+    assert pairs_of(index_of(table(tmp_path, listed, name="p.csv"))) == {"0.jpg": ["a dog", "a cat's"]}
+
+
+def test_odd_shards(tmp_path):
+    samples = [("a.jpg", files.jpeg(1)), ("._a.jpg", b"fork"), ("a.txt", b"one")]
+    samples += [("b.gif", files.jpeg(2)), ("b.txt", b"two"), ("c.txt", b"no picture")]
+    samples += [("a.jpg", files.jpeg(3)), ("a.txt", b"appended later")]
+    index = index_of(files.shard(tmp_path / "x.tar", samples))
+    assert [(index.name(n), index.captions(n)) for n in range(len(index))] == [
+        ("a.jpg", ["one"]),
+        ("b.gif", ["two"]),
+        ("a.jpg", ["appended later"]),
+    ]
+    assert_pictures_are_theirs(index, [1, 2, 3])
+    assert index.facts.skipped == {"no picture named": 1}
+
+
+def test_a_stray_text_among_sidecars_and_shards_beside_a_table(tmp_path):
+    root = files.sidecars(tmp_path / "side")
+    (root / "zzz.txt").write_text("a red thing")
+    assert len(index_of(root)) == 4
+    path = table(tmp_path / "table", "image,caption\n0.jpg,a dog\n1.jpg,a cat\n")
+    files.shard(path.parent / "images.tar", [("0.jpg", files.jpeg(0))])
+    assert index_of(path.parent).facts.format == "csv"
+
+
+def test_metadata_with_absolute_names_and_twice(tmp_path):
+    root = files.imagefolder(tmp_path)
+    rows = ["file_name,text", *(f"{root}/train/train_{n}.jpg,absolute {n}" for n in range(4))]
+    (root / "train" / "metadata.csv").write_text("\n".join(rows))
+    lines = [json.dumps({"file_name": f"test_{n}.jpg", "text": f"line {n}"}) for n in range(2)]
+    (root / "test" / "metadata.jsonl").write_text("\n".join(lines))
+    index = index_of(root)
+    assert index.facts.missing == 0 and pairs_of(index)["test/test_0.jpg"] == ["line 0"]
+
+
+def test_strange_ids_and_names_are_said(tmp_path):
+    files.write_pictures(tmp_path, ["0.jpg", "1.jpg"])
+    document = {
+        "images": [{"id": "7", "file_name": "0.jpg"}, {"id": [1], "file_name": "1.jpg"}],
+        "annotations": [{"image_id": 7, "caption": "a dog"}, {"image_id": [1], "caption": "a cat"}],
+    }
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    assert pairs_of(index_of(tmp_path / "x.json")) == {"0.jpg": ["a dog"], "1.jpg": ["a cat"]}
+    del document["images"][0]["id"]
+    (tmp_path / "y.json").write_text(json.dumps(document))
+    with pytest.raises(DataError, match="without file_name or id"):
+        index_of(tmp_path / "y.json")
+    lines = '{"image": "\\ud800.jpg", "text": "a"}\n{"image": "0.jpg", "text": "b\u2028c"}\n'
+    index = index_of(table(tmp_path, lines, name="z.jsonl"))
+    assert pairs_of(index) == {"0.jpg": ["b c"]} and index.facts.skipped == {"a name that no file can have": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("x.jsonl", "[" * 200_000), ("x.csv", f"image,caption\n0.jpg,{'[' * 9000}]")]
+)
+def test_deep_nesting_is_no_obstacle(tmp_path, name, content):
+    path = table(tmp_path, content, name=name)
+    if name.endswith("csv"):
+        assert len(index_of(path)) == 1
+    else:
+        with pytest.raises(DataError, match="not JSON"):
+            index_of(path)
+
+
+def test_pipes_never_keep_anyone_waiting(tmp_path):
+    import os
+
+    path = table(tmp_path, "image,caption\n0.jpg,a\npipe.jpg,b\n1.jpg,c\n")
+    os.mkfifo(tmp_path / "pipe.jpg")
+    assert len(index_of(path)) == 3
+    root = files.sidecars(tmp_path / "side")
+    (root / "0001.txt").unlink()
+    os.mkfifo(root / "0001.txt")
+    assert len(index_of(root)) == 3
+
+
+def test_what_cannot_be_read_is_bad_data(tmp_path):
+    root = files.sidecars(tmp_path / "side")
+    (root / "0001.txt").unlink()
+    (root / "0001.txt").symlink_to(tmp_path / "nowhere")
+    assert len(index_of(root)) == 3
+    with pytest.raises(DataError, match=r"cannot be read|no such file"):
+        index_of(tmp_path / ("x" * 5000))
+
+
+def test_json_keys_may_be_several(tmp_path):
+    lines = json.dumps({"image": "0.jpg", "alt": "one", "caption": "two"}) + "\n"
+    path = table(tmp_path, lines, name="x.jsonl")
+    assert pairs_of(index_of(path, caption_column="alt,caption")) == {"0.jpg": ["one", "two"]}
+
+
+def test_the_format_says_the_separator(tmp_path):
+    with pytest.raises(DataError, match="single column"):
+        index_of(table(tmp_path, "image,caption\n0.jpg,a\n"), format="pipe")
+
+
+def test_greek_ends_of_words_are_known(tmp_path):
+    assert "ς" in index_of(table(tmp_path, "image,caption\n0.jpg,ΟΔΟΣ\n1.jpg,ΜΑΣ\n")).facts.alphabet

@@ -6,8 +6,9 @@ import pickle
 import numpy as np
 import pytest
 
-from clipctl.data import index as indexes
-from clipctl.data.index import group, indexes_dir, open_index
+from clipctl.data import indexing
+from clipctl.data.index import open_index
+from clipctl.data.indexing import group
 from clipctl.data.sources.rows import Hints
 from tests.data import files
 
@@ -22,8 +23,13 @@ def home(tmp_path, monkeypatch):
 def builds(monkeypatch):
     """How often an index was built."""
     calls = []
-    build = indexes.build
-    monkeypatch.setattr(indexes, "build", lambda *arguments: (calls.append(1), build(*arguments)))
+    build = indexing.build
+
+    def counted(*arguments):
+        calls.append(1)
+        return build(*arguments)
+
+    monkeypatch.setattr(indexing, "build", counted)
     return calls
 
 
@@ -119,8 +125,8 @@ def test_indexes_of_data_that_are_gone_are_deleted(home, data, tmp_path):
 
 def test_a_home_that_cannot_be_written_is_no_obstacle(home, data):
     home.write_text("a file where the directory should be")
-    assert len(opened(data)) == 4
-    assert indexes_dir() != home / "indexes"
+    first, second = opened(data), opened(data)
+    assert len(first) == 4 and first.path == second.path
 
 
 def test_equal_pictures_have_equal_keys(home, data):
@@ -129,10 +135,35 @@ def test_equal_pictures_have_equal_keys(home, data):
     assert keys[0] == keys[3] and len(np.unique(keys)) == 3
 
 
-def test_it_pickles_as_a_path(home, data):
+def test_it_pickles_as_a_path_to_what_it_was(home, data):
+    """A worker that starts late reads what the trainer reads, though the data have changed since."""
     index = opened(data)
-    content = pickle.dumps(index)
-    assert len(content) < 3000 and pickle.loads(content).captions(2) == index.captions(2)
+    content, captions = pickle.dumps(index), index.captions(3)
+    rewrite(data)
+    assert opened(data).captions(3) != captions
+    assert len(content) < 1000 and pickle.loads(content).captions(3) == captions
+
+
+def test_states_before_the_last_are_deleted(home, data):
+    paths = [opened(data).path]
+    for _ in range(3):
+        add_row(data)
+        paths.append(opened(data).path)
+    assert [path.exists() for path in paths] == [False, False, True, True]
+
+
+def test_pictures_that_come_later_are_found(home, tmp_path):
+    """The second folder of COCO's pictures, unpacked after the first try."""
+    root = files.coco(tmp_path / "coco")
+    (root / "val2017").rename(tmp_path / "later")
+    assert opened(root).facts.missing == 2
+    (tmp_path / "later").rename(root / "val2017")
+    assert opened(root).facts.missing == 0
+
+
+def test_a_cut_column_is_built_anew(home, builds, data):
+    (opened(data).path / "side.npy").write_bytes(b"")
+    assert len(opened(data)) == 4 and len(builds) == 2
 
 
 def test_grouping_by_hand():

@@ -105,7 +105,7 @@ def test_hostile_names_are_printed_escaped(tmp_path, monkeypatch):
 
 def test_drawn_pictures_too():
     found = document("synthetic", "--deep")
-    assert found["pictures"] == 240 and found["equal_pictures"] == 0 and found["bad"] == {}
+    assert found["pictures"] == found["decoded"] == 240 and found["equal_pictures"] == 0 and found["bad"] == {}
 
 
 BAD_INPUT = {

@@ -8,13 +8,13 @@ from pathlib import Path
 
 import numpy as np
 
-from clipctl.config import DataConfig, parse_count
+from clipctl.config import DataConfig, is_synthetic, parse_count
 from clipctl.data.index import Index, open_index
-from clipctl.data.source import Source
+from clipctl.data.source import Source, Tell, silent
 from clipctl.data.sources.indexed import IndexedSource
 from clipctl.data.sources.rows import Hints
 from clipctl.data.sources.synthetic import SyntheticSource
-from clipctl.data.split import divide, find_leakage
+from clipctl.data.split import Leakage, divide, find_leakage, own_sides
 from clipctl.errors import DataError
 
 DEFAULT_SYNTHETIC_PAIRS = 240
@@ -35,9 +35,9 @@ class Data:
     missing: tuple[str, ...] = field(default=(), repr=False)  # pictures that are not there
 
 
-def open_data(config: DataConfig) -> Data:
+def open_data(config: DataConfig, tell: Tell = silent) -> Data:
     """The training and held-out pairs of a config. Raises DataError where they are too few, or too many are missing."""
-    data = read_data(config)
+    data = read_data(config, tell)
     train, val = len(data.train), len(data.val)
     if min(train, val) < MIN_PAIRS:
         name = " + ".join(config.source)
@@ -51,15 +51,11 @@ def open_data(config: DataConfig) -> Data:
     return data
 
 
-def read_data(config: DataConfig) -> Data:
+def read_data(config: DataConfig, tell: Tell = silent) -> Data:
     """The same, whatever is there."""
     if any(is_synthetic(source) for source in config.source):
         return _read_synthetic(config)
-    return _read_files(config)
-
-
-def is_synthetic(source: str) -> bool:
-    return source.partition(":")[0] == "synthetic"
+    return _read_files(config, tell)
 
 
 # --- drawn ----------------------------------------------------------------------------------------------------
@@ -99,20 +95,28 @@ def hints_of(config: DataConfig) -> Hints:
     )
 
 
-def _read_files(config: DataConfig) -> Data:
+def _read_files(config: DataConfig, tell: Tell) -> Data:
     hints = hints_of(config)
-    parts = [open_index(source, hints) for source in config.source]
+    parts = [open_index(source, hints, tell) for source in config.source]
     missing: list[str] = []
     source = present(IndexedSource.whole(parts, _name(config.source)), missing)
     if config.val is None:
         train, val, unused = divide(source, config.val_fraction, config.val_limit, config.seed)
     else:
-        parts.append(open_index(config.val, hints))
+        parts.append(open_index(config.val, hints, tell))
+        train, own, unused = own_sides(source)
+        unused += len(own)
         whole = present(IndexedSource.whole(parts[-1:], config.val), missing)
-        train, val, unused = source, whole.thinned(config.val_limit), 0
+        held_out = own_sides(whole)
+        val = held_out.val if len(held_out.val) else whole
     notes = [note for part in parts for note in _notes(part)]
     if unused:
-        notes.append(f"{unused:,} pictures of the data's own test split are left alone")
+        notes.append(
+            f"{unused:,} pictures of the data's own {'test' if config.val is None else 'other'} split are left alone"
+        )
+    if len(val) > config.val_limit:
+        notes.append(f"{config.val_limit:,} of {len(val):,} held-out pictures are used (data.val_limit)")
+        val = val.thinned(config.val_limit)
     return Data(train, val, tuple(_words(part) for part in parts), tuple(notes), tuple(missing))
 
 
@@ -143,13 +147,19 @@ def bad_counts(reasons: Iterable[str]) -> str:
     return ", ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common())
 
 
-def leakage_notes(train: Source, val: Source) -> list[str]:
+def leakage_of(train: Source, val: Source) -> Leakage:
+    """Drawn data have none: their sides share no combination."""
     if not isinstance(train, IndexedSource) or not isinstance(val, IndexedSource):
-        return []
-    leakage = find_leakage(train, val)
+        return Leakage(0, 0)
+    return find_leakage(train, val)
+
+
+def leakage_notes(leakage: Leakage) -> list[str]:
     notes = []
     if leakage.pictures:
-        notes.append(f"{leakage.pictures:,} held-out pictures are also among those to train on: scores will flatter")
+        notes.append(
+            f"{leakage.pictures:,} held-out pictures are also among those to train on: scores will look too good"
+        )
     if leakage.captions:
         notes.append(f"{leakage.captions:,} held-out captions also belong to pictures to train on")
     return notes
@@ -161,9 +171,10 @@ def _name(sources: tuple[str, ...]) -> str:
 
 def _words(part: Index) -> str:
     facts = part.facts
-    if facts.sharded or facts.places == [facts.source]:
+    if facts.sharded or facts.roots == [facts.source]:
         return f"{facts.format}: {facts.words}"
-    return f"{facts.format}: {facts.words}; pictures in {_short(facts.places[0], facts.source)}"
+    places = ", ".join(_short(root, facts.source) for root in facts.roots)
+    return f"{facts.format}: {facts.words}; pictures in {places}"
 
 
 def _short(place: str, source: str) -> str:
@@ -178,7 +189,4 @@ def _short(place: str, source: str) -> str:
 
 def _notes(part: Index) -> list[str]:
     facts = part.facts
-    notes = [f"{count:,} rows with {reason} are left out" for reason, count in facts.skipped.items()]
-    if facts.side_conflicts:
-        notes.append(f"{facts.side_conflicts:,} pictures stand on several sides of the split; their first counts")
-    return notes
+    return [f"{count:,} rows with {reason} are left out" for reason, count in facts.skipped.items()]

@@ -2,7 +2,7 @@
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,6 @@ from clipctl.data.sources.text import open_text, sample_lines
 from clipctl.errors import DataError
 
 DOCUMENT_LIMIT_BYTES = 2 * 2**30  # COCO's largest caption file has 92 MB
-# In objects, `image_id` is a name without its suffix (CC3M of BLIP), or a number; both lead nowhere as a path.
 LINE_HINT = 'lines look like this: {"file_name": "0001.jpg", "text": "a dog"}'
 
 
@@ -23,13 +22,13 @@ def lines_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
     first = next((line for line in head if line.strip()), "")
     try:
         item = json.loads(first)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise DataError(f"{path}: the first line is not JSON: {first[:60]!r}", LINE_HINT) from None
-    picture, caption = _keys(item, hints, path)
+    picture, captions = _keys(item, hints, path)
     return Layout(
         "jsonl",
-        f"JSON lines, pictures from {picture}, captions from {caption}",
-        lambda: _line_rows(path, picture, caption, side),
+        f"JSON lines, pictures from {picture}, captions from {', '.join(captions)}",
+        lambda: _line_rows(path, picture, captions, side),
         [path],
         candidate_roots(path.parent, hints.image_root),
     )
@@ -38,7 +37,6 @@ def lines_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
 def document_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
     """One JSON document: COCO, Karpathy, or a list of objects."""
     document = _load(path)
-    side = side or file_side(path)
     roots = candidate_roots(path.parent, hints.image_root)
     if is_coco(document):
         words = "COCO captions, pictures from images.file_name, captions from annotations.caption"
@@ -53,20 +51,14 @@ def document_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
             "annotations), Karpathy (images with sentences), and a list of objects with a picture and a caption",
             "clipctl data inspect --help lists the formats; one object a line in a .jsonl file works too",
         )
-    picture, caption = _keys(items[0], hints, path)
+    picture, captions = _keys(items[0], hints, path)
     return Layout(
         "json",
-        f"a list of objects, pictures from {picture}, captions from {caption}",
-        lambda: (_row(item, picture, caption, side) for item in _items(_load(path)) if isinstance(item, dict)),
+        f"a list of objects, pictures from {picture}, captions from {', '.join(captions)}",
+        lambda: (_row(item, picture, captions, side) for item in _items(_load(path)) if isinstance(item, dict)),
         [path],
         roots,
     )
-
-
-def file_side(path: Path) -> int:
-    """What the name of a file says about its side, such as captions_val2017.json."""
-    words = path.stem.lower().replace("-", "_").split("_")
-    return next((side for side in map(side_of, reversed(words)) if side), UNSAID)
 
 
 def is_coco(document: Any) -> bool:
@@ -112,7 +104,7 @@ def _shape(document: Any) -> str:
 # --- rows -----------------------------------------------------------------------------------------------------
 
 
-def _line_rows(path: Path, picture: str, caption: str, side: int) -> Iterator[Row]:
+def _line_rows(path: Path, picture: str, captions: Sequence[str], side: int) -> Iterator[Row]:
     with open_text(path) as file:
         for number, line in enumerate(file, start=1):
             if not line.strip():
@@ -122,12 +114,13 @@ def _line_rows(path: Path, picture: str, caption: str, side: int) -> Iterator[Ro
             except (ValueError, RecursionError):
                 raise DataError(f"{path}, line {number} is not JSON: {line[:60]!r}", LINE_HINT) from None
             if isinstance(item, dict):
-                yield _row(item, picture, caption, side)
+                yield _row(item, picture, captions, side)
 
 
-def _row(item: Mapping[str, Any], picture: str, caption: str, side: int) -> Row:
+def _row(item: Mapping[str, Any], picture: str, captions: Sequence[str], side: int) -> Row:
     own_side = next((side_of(item[name]) for name in SIDE_NAMES if name in item), UNSAID)
-    return Row(_path(item.get(picture)), texts_in(item.get(caption)), own_side or side)
+    texts = [text for caption in captions for text in texts_in(item.get(caption))]
+    return Row(_path(item.get(picture)), texts, own_side or side)
 
 
 def texts_in(value: Any) -> list[str]:
@@ -145,14 +138,16 @@ def _path(value: Any) -> str:
 
 
 def _coco_rows(path: Path, document: Any, side: int) -> Iterator[Row]:
-    captions: defaultdict[Any, list[str]] = defaultdict(list)
+    captions: defaultdict[str, list[str]] = defaultdict(list)
     for item in document["annotations"]:
         if isinstance(item, dict) and isinstance(item.get("caption"), str):
-            captions[item.get("image_id")].append(item["caption"])
+            if "image_id" not in item:
+                raise DataError(f"{path}: an annotation without image_id: {str(item)[:80]}")
+            captions[str(item["image_id"])].append(item["caption"])
     for image in document["images"]:
-        if not isinstance(image, dict) or not isinstance(image.get("file_name"), str):
-            raise DataError(f"{path}: an image without file_name: {str(image)[:80]}")
-        yield Row(image["file_name"], captions.pop(image.get("id"), ()), side)
+        if not isinstance(image, dict) or not isinstance(image.get("file_name"), str) or "id" not in image:
+            raise DataError(f"{path}: an image without file_name or id: {str(image)[:80]}")
+        yield Row(image["file_name"], captions.pop(str(image["id"]), ()), side)
 
 
 def _karpathy_rows(path: Path, document: Any) -> Iterator[Row]:
@@ -164,22 +159,23 @@ def _karpathy_rows(path: Path, document: Any) -> Iterator[Row]:
         yield Row(name, texts_in(image.get("sentences")), side_of(image.get("split")))
 
 
-def _keys(item: Any, hints: Hints, path: Path) -> tuple[str, str]:
-    """Which keys of an object hold the picture and the caption."""
+def _keys(item: Any, hints: Hints, path: Path) -> tuple[str, list[str]]:
+    """Which keys of an object hold the picture and the captions."""
     if not isinstance(item, dict):
         raise DataError(f"{path}: the first entry is {_shape(item)}, not an object", LINE_HINT)
-    found = []
-    for noun, asked, known, flag in (
-        ("picture", hints.image_column, PICTURE_NAMES, "--image-column"),
-        ("caption", hints.caption_column, CAPTION_NAMES, "--caption-column"),
-    ):
-        lowered = {str(key).lower(): str(key) for key in item}
+    lowered = {str(key).lower(): str(key) for key in item}
+
+    def find(noun: str, asked: str | None, known: Sequence[str], flag: str) -> str:
         wanted = [asked.strip().lower()] if asked else known
-        key = next((lowered[name] for name in wanted if name in lowered), None)
-        if key is None:
-            raise DataError(
-                f"{path} has no key for the {noun}: looked for {', '.join(wanted[:12])}; found {_shape(item)[15:]}",
-                f"{flag} NAME says which it is",
-            )
-        found.append(key)
-    return found[0], found[1]
+        for name in wanted:
+            if name in lowered:
+                return lowered[name]
+        raise DataError(
+            f"{path} has no key for the {noun}: looked for {', '.join(wanted[:12])}; found "
+            f"{', '.join(str(key)[:40] for key in list(item)[:12]) or 'an empty object'}",
+            f"{flag} NAME says which it is",
+        )
+
+    picture = find("picture", hints.image_column, PICTURE_NAMES, "--image-column")
+    asked = hints.caption_column.split(",") if hints.caption_column else [None]
+    return picture, [find("caption", one, CAPTION_NAMES, "--caption-column") for one in asked]

@@ -1,5 +1,7 @@
 """Pictures from files and shards, through their indexes. No torch."""
 
+import errno
+import time
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
 
@@ -7,11 +9,19 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clipctl.data.index import Index, read_picture
+from clipctl.data.index import Index
 from clipctl.data.pictures import FILE_LIMIT_BYTES, BadPictureError, open_picture, to_square
 from clipctl.data.source import Keys
 
 CHUNK = 2**20
+RETRY_S = 0.2
+LASTING_ERRORS = {
+    errno.ENOENT: "missing",
+    errno.ENOTDIR: "missing",
+    errno.EISDIR: "a directory",
+    errno.EINVAL: "no plain file",
+    errno.EACCES: "not allowed to be read",
+}
 
 
 class IndexedSource:
@@ -52,6 +62,10 @@ class IndexedSource:
         digest.update(np.ascontiguousarray(self.pictures, dtype="<i4").data)
         return digest.hexdigest()
 
+    @property
+    def state(self) -> str:
+        return sha256(" ".join([self.fingerprint, *(part.facts.state for part in self.parts)]).encode()).hexdigest()
+
     def _at(self, index: int) -> tuple[Index, int]:
         """The part that a picture lies in, and its number there."""
         number = int(self.pictures[index])
@@ -70,6 +84,10 @@ class IndexedSource:
     @property
     def picture_keys(self) -> Keys:
         return self._column("picture_keys")  # type: ignore[return-value]
+
+    def picture_key(self, index: int) -> int:
+        part, number = self._at(index)
+        return int(part.picture_keys[number])
 
     @property
     def sides(self) -> NDArray[np.uint8]:
@@ -97,7 +115,7 @@ class IndexedSource:
 
     def label(self, index: int) -> str:
         part, number = self._at(index)
-        return f"{part.place(number)}/{part.name(number)}"
+        return part.label(number)
 
     def picture(self, index: int, least_px: int) -> Image.Image:
         return open_picture(self.content(index), least_px)
@@ -106,15 +124,18 @@ class IndexedSource:
         return to_square(self.picture(index, size_px), size_px)
 
     def content(self, index: int) -> bytes:
+        """The file as it is. Raises BadPictureError."""
         part, number = self._at(index)
         try:
-            return read_picture(part, number, FILE_LIMIT_BYTES + 1)
-        except FileNotFoundError:
-            raise BadPictureError("missing") from None
-        except IsADirectoryError:
-            raise BadPictureError("a directory") from None
+            return part.read(number, FILE_LIMIT_BYTES + 1)
         except OSError as error:
-            raise BadPictureError(f"unreadable ({error.strerror})") from None
+            if error.errno in LASTING_ERRORS:
+                raise BadPictureError(LASTING_ERRORS[error.errno]) from None
+        time.sleep(RETRY_S)  # too many open files, a network that has to wake up
+        try:
+            return part.read(number, FILE_LIMIT_BYTES + 1)
+        except (OSError, ValueError) as error:
+            raise BadPictureError(f"unreadable ({error})") from None
 
     # --- captions
 
@@ -122,6 +143,10 @@ class IndexedSource:
     def caption_counts(self) -> NDArray[np.int64]:
         counts = [np.diff(part.first_captions) for part in self.parts]
         return (counts[0] if len(counts) == 1 else np.concatenate(counts))[self.pictures]
+
+    def caption_count(self, index: int) -> int:
+        part, number = self._at(index)
+        return int(part.first_captions[number + 1] - part.first_captions[number])
 
     def captions(self, index: int) -> list[str]:
         part, number = self._at(index)

@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import get_args
 
 from clipctl.config import DataFormat
-from clipctl.data.sources.documents import document_layout, file_side, lines_layout
-from clipctl.data.sources.folders import Entry, class_layout, metadata_layout, sidecar_layout, walk
-from clipctl.data.sources.rows import TEST, Hints, Layout, is_picture
+from clipctl.data.sources.documents import document_layout, lines_layout
+from clipctl.data.sources.folders import Survey, class_layout, metadata_layout, sidecar_layout, survey
+from clipctl.data.sources.rows import UNSAID, Hints, Layout, is_picture, side_of
 from clipctl.data.sources.shards import expand, is_pattern, shard_layout
 from clipctl.data.sources.tables import table_layout
 from clipctl.errors import DataError
 
-FILE_READERS: dict[str, Callable[[Path, Hints], Layout]] = {
+FILE_READERS: dict[str, Callable[[Path, Hints, int], Layout]] = {
     "csv": table_layout,
     "tsv": table_layout,
     "pipe": table_layout,
@@ -24,7 +24,7 @@ FILE_READERS: dict[str, Callable[[Path, Hints], Layout]] = {
     "coco": document_layout,
     "karpathy": document_layout,
     "json": document_layout,
-    "webdataset": lambda path, hints: shard_layout([path]),
+    "webdataset": lambda path, hints, side: shard_layout([path]),
 }
 FOLDER_FORMATS = ("imagefolder", "sidecar", "classes", "webdataset")
 FORMATS = get_args(DataFormat)
@@ -41,7 +41,10 @@ _BY_SUFFIX = {
     ".tar": "webdataset",
 }
 # Files that tell about pictures in the same directory without being captions.
-_OTHER_NAMES = ("readme", "license", "licence", "requirements", "sizes", "dataset_info", "stats", "classes", "labels")
+_OTHER_NAMES = (
+    *("readme", "license", "licence", "requirements", "sizes", "dataset_info", "stats", "classes", "labels", "words"),
+    *("wnids", "instances_", "person_keypoints_"),
+)
 
 
 def recognise(text: str, hints: Hints) -> Layout:
@@ -65,12 +68,18 @@ def _neighbours(path: Path) -> str:
 
 
 def _file(path: Path, hints: Hints) -> Layout:
+    """A file's name may say that all of it is one side, such as train.csv or captions_val2017.json."""
     if not path.is_file():
         raise DataError(f"{path} is neither a file nor a directory")
     format = hints.format or _BY_SUFFIX.get(path.suffix.lower()) or _by_content(path)
     if format not in FILE_READERS:
         raise DataError(f"--format {format} is for a directory, and {path} is a file")
-    return FILE_READERS[format](path, hints)
+    return FILE_READERS[format](path, hints, file_side(path))
+
+
+def file_side(path: Path) -> int:
+    words = path.stem.lower().replace("-", "_").split("_")
+    return next((side for side in map(side_of, reversed(words)) if side), UNSAID)
 
 
 def _by_content(path: Path) -> str:
@@ -85,42 +94,44 @@ def _by_content(path: Path) -> str:
 
 
 def _folder(root: Path, hints: Hints) -> Layout:
-    """Shards, else a metadata file, else a single file of captions, else pictures with texts, else classes."""
+    """A metadata file, else a file of captions, else shards, else pictures with texts, else classes."""
     if hints.format is not None and hints.format not in FOLDER_FORMATS:
-        return FILE_READERS[hints.format](_caption_file(root), hints)
+        return _file(_caption_file(root), hints)
+    problem = None
+    if hints.format in (None, "imagefolder") and (metadata := metadata_layout(root, hints)):
+        return metadata
+    if hints.format is None:
+        try:
+            if annotated := _annotated(root, hints):
+                return annotated
+        except DataError as error:  # it may be a list of something else
+            problem = error
     if hints.format in (None, "webdataset") and (shards := sorted(root.glob("*.tar")) or sorted(root.glob("*/*.tar"))):
-        return shard_layout(shards)
-    if hints.format in (None, "imagefolder") and (layout := metadata_layout(root, hints)):
-        return layout
-    if hints.format is None and (layout := _annotated(root, hints)):
-        return layout
-    entries = list(walk(root))
-    if hints.format in (None, "sidecar") and (layout := sidecar_layout(root, entries)):
-        return layout
-    if hints.format in (None, "classes") and (layout := class_layout(root, entries, hints)):
-        return layout
-    raise _nothing_found(root, entries, hints)
+        layout = shard_layout(shards)
+        return replace(layout, files=[root, *layout.files])
+    found = survey(root)
+    if hints.format in (None, "sidecar") and found.pairs:
+        return sidecar_layout(root, found)
+    if hints.format in (None, "classes") and found.classes and not problem:
+        return class_layout(root, found, hints)
+    raise problem or _nothing_found(root, found, hints)
 
 
 def _annotated(root: Path, hints: Hints) -> Layout | None:
     """A directory whose captions stand in a file of their own, or in one for each side, as COCO has them."""
     files = _caption_files(root)
-    if len(files) > 1:
-        sides = [file_side(path) for path in files]
-        if 0 in sides or len(set(sides)) < len(sides):
-            return _single(files, root, hints)
-        parts = [_file(path, hints) for path in files if file_side(path) != TEST]
-        names = ", ".join(path.name for path in files)
-        return replace(
-            parts[0],
-            words=f"{names}: {parts[0].words}",
-            rows=lambda: chain.from_iterable(part.rows() for part in parts),
-            files=[file for part in parts for file in part.files],
-        )
     if not files:
         return None
-    layout = _file(files[0], hints)
-    return replace(layout, words=f"{files[0].name}: {layout.words}")
+    sides = [file_side(path) for path in files]
+    if len(files) > 1 and (UNSAID in sides or len(set(sides)) < len(sides)):
+        return _single(files, root, hints)
+    parts = [_file(path, hints) for path in files]
+    return replace(
+        parts[0],
+        words=f"{', '.join(path.name for path in files)}: {parts[0].words}",
+        rows=lambda: chain.from_iterable(part.rows() for part in parts),
+        files=[root, *(file for part in parts for file in part.files)],
+    )
 
 
 def _single(files: Sequence[Path], root: Path, hints: Hints) -> Layout:
@@ -133,7 +144,7 @@ def _single(files: Sequence[Path], root: Path, hints: Hints) -> Layout:
             continue
     if len(readable) == 1:
         path, layout = readable[0]
-        return replace(layout, words=f"{path.name}: {layout.words}")
+        return replace(layout, words=f"{path.name}: {layout.words}", files=[root, *layout.files])
     names = ", ".join(path.name for path in [path for path, _ in readable] or files)
     which = "several files could hold the captions" if readable else "no file holds captions that can be read"
     raise DataError(f"{root}: {which}: {names}", "pass the one that is meant instead of the directory")
@@ -150,7 +161,7 @@ def _caption_files(root: Path) -> list[Path]:
         for name in names:
             stem, dot, suffix = name.rpartition(".")
             known = f".{suffix.lower()}" in _BY_SUFFIX and suffix.lower() != "tar"
-            other = stem.lower().startswith(_OTHER_NAMES) or name.startswith(("instances_", "person_keypoints_", "."))
+            other = stem.lower().startswith(_OTHER_NAMES) or stem.endswith("_stats") or name.startswith(".")
             if dot and known and not other and stem not in stems and (place / name).is_file():
                 found.append(place / name)
     return found
@@ -164,14 +175,12 @@ def _caption_file(root: Path) -> Path:
     raise DataError(f"{root} has {len(files)} files that could hold captions: {names}", "pass the file itself")
 
 
-def _nothing_found(root: Path, entries: Sequence[Entry], hints: Hints) -> DataError:
-    pictures = sum(is_picture(entry.name) for entry in entries)
+def _nothing_found(root: Path, found: Survey, hints: Hints) -> DataError:
     looked_for = f"what --format {hints.format} needs" if hints.format else LOOKED_FOR
-    if not pictures:
-        suffixes = sorted({Path(entry.name).suffix or "(none)" for entry in entries})[:8]
-        what = f"{len(entries):,} files ({', '.join(suffixes)})" if entries else "nothing"
+    if not found.pictures:
+        what = f"{found.files:,} files ({', '.join(sorted(found.suffixes)[:8])})" if found.files else "nothing"
         return DataError(f"{root} holds no pictures: found {what}; looked for {looked_for}")
     return DataError(
-        f"{root} holds {pictures:,} pictures and no captions; looked for {looked_for}",
+        f"{root} holds {found.pictures:,} pictures and no captions; looked for {looked_for}",
         "put a text file beside each picture (1.jpg, 1.txt), or write a table with columns image and caption",
     )

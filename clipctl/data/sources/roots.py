@@ -4,6 +4,7 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from clipctl.data.sources.rows import side_of
 from clipctl.errors import DataError
 
 PROBES = 64  # pictures that are looked for before all are
@@ -41,13 +42,20 @@ def _subfolders(place: Path) -> Iterator[Path]:
 
 
 def find_roots(names: Sequence[str], candidates: Sequence[Path]) -> list[Path]:
-    """The candidates under which some of a sample of pictures lie, the best first. Raises DataError if none does."""
-    step = max(1, len(names) // PROBES)
-    probes = [names[number] for number in range(0, len(names), step)]
-    hits = {root: sum(os.path.isfile(os.path.join(root, name)) for name in probes) for root in candidates}
-    found = [root for root in candidates if hits[root]]
-    if found:
-        return sorted(found, key=lambda root: -hits[root])[:KEPT_ROOTS]
+    """Where the pictures lie: the nearest candidate under which a fair share of a sample is found, then the folders
+    beside it that hold other pictures of the data (train2017 and val2017). A farther one that holds more is another
+    dataset with the same names. Raises DataError where none is found."""
+    probes = _sample(names)
+    hits = {root: {name for name in probes if _is_there(root, name)} for root in candidates}
+    most = max(map(len, hits.values()))
+    if most:
+        best = next(root for root in candidates if 2 * len(hits[root]) >= most)
+        if best == candidates[0]:
+            return [best]
+        absent = _sample([name for name in names if not _is_there(best, name)])
+        beside = [root for root in candidates if root != best and root.parent == best.parent]
+        needed = [root for root in beside if _holds_more(root, absent, hits[best]) or side_of(root.name)]
+        return [best, *needed][:KEPT_ROOTS]
     if all(name.startswith(("http://", "https://")) for name in probes):
         raise DataError(
             f"pictures are given as web addresses, such as {probes[0]}",
@@ -59,3 +67,16 @@ def find_roots(names: Sequence[str], candidates: Sequence[Path]) -> list[Path]:
         f"none of {len(probes)} pictures that were looked for exists, such as {probes[0]}; looked in {tried}{more}",
         "--image-root DIR says where they lie; --image-column NAME if another column names them",
     )
+
+
+def _holds_more(root: Path, absent: Sequence[str], present: set[str]) -> bool:
+    """Whether it has what the best root lacks, and is no other version of the same pictures."""
+    return any(_is_there(root, name) for name in absent) and not any(_is_there(root, name) for name in present)
+
+
+def _sample(names: Sequence[str]) -> list[str]:
+    return [names[number] for number in range(0, len(names), max(1, len(names) // PROBES))]
+
+
+def _is_there(root: Path, name: str) -> bool:
+    return os.path.exists(os.path.join(root, name))

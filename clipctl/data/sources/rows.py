@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from clipctl.config import DataConfig
+
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm")
 UNSAID, TRAIN, VAL, TEST = range(4)  # sides, as an index stores them
 SIDE_WORDS = {
@@ -36,10 +38,10 @@ class Layout:
     format: str
     words: str  # what was understood, for people
     rows: Callable[[], Iterator[Row]]
-    files: Sequence[Path]  # those that say what there is; when one of them changes, so have the data
+    files: Sequence[Path]  # those that say what there is, and directories; when one of them changes, so have the data
     roots: Sequence[Path] = ()  # directories that picture paths may start from, the likeliest first
     shards: Sequence[Path] = ()
-    listing: str = ""  # a digest of the names that were found, where they are the data
+    listing: str = ""  # the digest of a survey, where the files themselves are the data
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,7 @@ class Hints:
     caption_column: str | None = None
     image_root: str | None = None
     separator: str | None = None
-    template: str = "a photo of a {}"
+    template: str = DataConfig.template
 
 
 def is_picture(name: str) -> bool:
@@ -59,8 +61,9 @@ def is_picture(name: str) -> bool:
 
 
 def side_of(word: object) -> int:
-    """The side that a word such as `validation` or `train2017` names."""
-    return SIDE_WORDS.get(str(word).strip().lower().rstrip("0123456789_-"), UNSAID)
+    """The side that a word such as `validation`, `train2017` or `test-dev` names."""
+    first = re.match(r"[a-z]+", str(word).strip().lower())
+    return SIDE_WORDS.get(first[0], UNSAID) if first else UNSAID
 
 
 def clean_caption(text: str) -> str:

@@ -8,10 +8,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clipctl.data.sources.documents import texts_in
-from clipctl.data.sources.rows import UNSAID, Layout, Row, side_of
+from clipctl.data.sources.rows import PICTURE_SUFFIXES, Layout, Row, side_of
 from clipctl.errors import DataError
 
-IMAGE_KINDS = ("jpg", "jpeg", "png", "webp")
+IMAGE_KINDS = tuple(suffix[1:] for suffix in PICTURE_SUFFIXES)
 MEMBER_LIMIT_BYTES = 1_000_000  # of a caption or a JSON document
 SHARD_LIMIT = 1_000_000
 
@@ -66,9 +66,9 @@ def _shard_rows(path: Path, number: int, side: int) -> Iterator[Row]:
         with tarfile.open(path, "r:") as tar:
             while member := tar.next():
                 tar.members = []  # type: ignore[attr-defined]  # it would keep every member of the file
-                if not member.isreg() or member.issparse():
-                    continue
                 own_key, kind = split_name(member.name)
+                if member.isdir() or member.name.rpartition("/")[2].startswith("."):  # macOS adds ._ members
+                    continue
                 if own_key != key:
                     yield from sample.rows(number, side)
                     key, sample = own_key, _Sample()
@@ -115,9 +115,10 @@ class _Sample:
         self._json: str | None = None
 
     def take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> None:
-        if kind in IMAGE_KINDS and self._picture is None:
+        is_plain = member.isreg() and not member.issparse()  # links and holes have no bytes of their own
+        if kind in IMAGE_KINDS and self._picture is None and is_plain:
             self._picture = (member.name, member.offset_data, member.size)
-        elif kind in ("txt", "json"):
+        elif is_plain and kind in ("txt", "json"):
             file = tar.extractfile(member)
             content = file.read(MEMBER_LIMIT_BYTES).decode("utf-8-sig", errors="replace") if file else ""
             if kind == "txt":
@@ -126,9 +127,10 @@ class _Sample:
                 self._json = content
 
     def rows(self, shard: int, side: int) -> Iterator[Row]:
-        if self._picture is not None:
-            name, offset, size_bytes = self._picture
-            yield Row(name, self._captions(), side or UNSAID, shard, offset, size_bytes)
+        """One row, if there is anything; without a picture it is counted and left out."""
+        if self._picture is not None or self._text is not None or self._json is not None:
+            name, offset, size_bytes = self._picture or ("", 0, 0)
+            yield Row(name, self._captions(), side, shard, offset, size_bytes)
 
     def _captions(self) -> Sequence[str]:
         if self._text is not None:

@@ -96,6 +96,12 @@ class SyntheticSource:
     def __len__(self) -> int:
         return self.count
 
+    def caption_count(self, index: int) -> int:
+        return int(self.caption_counts[index])
+
+    def picture_key(self, index: int) -> int:
+        return int(self.picture_keys[index])
+
     @property
     def fingerprint(self) -> str:
         digest = sha256()
@@ -103,8 +109,12 @@ class SyntheticSource:
             digest.update(f"{caption}\0".encode())
         return digest.hexdigest()
 
+    @property
+    def state(self) -> str:
+        return self.fingerprint
+
     def label(self, index: int) -> str:
-        return f"{self.name} {index}"
+        return f"{self.name} {index}{' held out' * self.validation}"
 
     def combination(self, index: int) -> Combination:
         """Subjects take turns; each walks through its own shuffled combinations, over and over."""

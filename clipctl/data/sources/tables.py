@@ -1,6 +1,7 @@
 """Tables of pictures and captions: separated by commas, tabs or pipes, with a header or without, and Flickr's token
 files. No torch."""
 
+import ast
 import csv
 import json
 import re
@@ -10,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from clipctl.data.sources.roots import candidate_roots
-from clipctl.data.sources.rows import Hints, Layout, Row, is_picture, side_of
+from clipctl.data.sources.rows import UNSAID, Hints, Layout, Row, is_picture, side_of
 from clipctl.data.sources.text import open_text, sample_lines
 from clipctl.errors import DataError
 
@@ -25,12 +26,15 @@ CAPTION_NAMES = (
 SIDE_NAMES = ("split", "subset", "partition", "set", "fold")
 SEPARATORS = {",": "commas", "\t": "tabs", "|": "pipes", ";": "semicolons"}
 SEPARATOR_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "pipe": "|", "semicolon": ";"}
+FORMAT_SEPARATORS = {"tsv": "\t", "pipe": "|"}
 SAMPLE_ROWS = 200
+LIST_LIMIT_CHARACTERS = 20_000
 CELL_LIMIT_CHARACTERS = 16_000_000
 SENTENCE_WORDS = 3  # on the average, of a column that holds captions
 
 _NUMBERED_CAPTION = re.compile(r"(caption|comment|sentence|text)[ _-]?\d+$")
 _TOKEN_LINE = re.compile(r"^([^\t]+\.\w{3,4})#\d+\t(.*)$")
+_ANNOUNCED_SEPARATOR = re.compile(r'^"?sep=(.)"?$')
 _NUMBER_THEN_TEXT = re.compile(r"^\s*\d+\s+(\S.*)$")
 
 
@@ -39,24 +43,27 @@ class Columns:
     """Which cell is what."""
 
     separator: str
+    is_quoted: bool
     names: Sequence[str]  # as the header gives them; numbers from 1 where there is none
-    has_header: bool
+    skipped_lines: int  # before the first row
     picture: int
     captions: Sequence[int]
     side: int | None
+    unknown_sides: Sequence[str] = ()  # words in that column that name no side
 
     @property
     def words(self) -> str:
         texts = ", ".join(self.names[column] for column in self.captions)
         side = f", split from column {self.names[self.side]}" if self.side is not None else ""
-        header = "" if self.has_header else " without a header"
+        side += f" ({', '.join(self.unknown_sides)} there count as train)" if self.unknown_sides else ""
+        header = "" if self.skipped_lines else " without a header"
         return (
             f"separated by {SEPARATORS.get(self.separator, repr(self.separator))}{header}, pictures from column "
             f"{self.names[self.picture]}, captions from column{'s' * (len(self.captions) > 1)} {texts}{side}"
         )
 
 
-def table_layout(path: Path, hints: Hints, side: int = 0) -> Layout:
+def table_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
     """Of a table or token file. `side` is that of all its rows, where the file's place says so."""
     lines = sample_lines(path)
     roots = candidate_roots(path.parent, hints.image_root)
@@ -87,11 +94,13 @@ def _token_rows(path: Path, side: int) -> Iterator[Row]:
 
 def find_columns(path: Path, lines: Sequence[str], hints: Hints) -> Columns:
     """By the names in the header, where they are known ones; otherwise by what the cells hold."""
-    filled = [line for line in lines if line.strip()]
+    announced = _ANNOUNCED_SEPARATOR.match(lines[0]) if lines else None  # what Excel writes before the header
+    filled = [line for line in lines[1 if announced else 0 :] if line.strip()]
     if not filled:
         raise DataError(f"{path} is empty", "a table needs a line for each picture with its path and its caption")
-    separator = _separator(path, filled, hints)
-    sample = list(islice(_cells(filled, separator, path), SAMPLE_ROWS + 1))
+    separator = announced[1] if announced and not hints.separator else _separator(path, filled, hints)
+    is_quoted = _is_quoted(filled, separator)
+    sample = list(islice(_cells(filled, separator, is_quoted, path), SAMPLE_ROWS + 1))
     first = [cell.strip() for cell in sample[0]]
     has_header = not any(is_picture(cell) for cell in first)
     names = first if has_header else [str(number) for number in range(1, len(first) + 1)]
@@ -103,23 +112,26 @@ def find_columns(path: Path, lines: Sequence[str], hints: Hints) -> Columns:
         )
     body = [row for row in (sample[1:] if has_header else sample) if len(row) == len(names)]
     picture = _column("picture", hints.image_column, names, PICTURE_NAMES, "--image-column", path)
-    captions = _caption_columns(hints.caption_column, names, path)
     if picture is None:
         picture = _picture_by_content(body, names)
     if picture is None:
         raise _no_column("picture", PICTURE_NAMES, names, "--image-column", path)
-    if not captions:
-        captions = _caption_by_content(body, picture)
+    captions = _caption_columns(hints.caption_column, names, path) or _caption_by_content(body, picture)
     if not captions:
         raise _no_column("caption", CAPTION_NAMES, names, "--caption-column", path)
     side = _known(names, SIDE_NAMES)
-    if side is not None and not any(side_of(row[side]) for row in body):
-        side = None
-    return Columns(separator, names, has_header, picture, captions, side)
+    words = {row[side].strip() for row in body} - {""} if side is not None else set()
+    unknown = sorted(word for word in words if not side_of(word))
+    if len(unknown) == len(words):  # a column of that name which is about something else
+        side, unknown = None, []
+    skipped = int(has_header) + int(announced is not None)
+    return Columns(separator, is_quoted, names, skipped, picture, captions, side, unknown[:5])
 
 
 def _separator(path: Path, lines: Sequence[str], hints: Hints) -> str:
     """The one asked for, or the one that cuts the first lines into the most columns of equal number."""
+    if hints.format in FORMAT_SEPARATORS:
+        return FORMAT_SEPARATORS[hints.format]
     if hints.separator is not None:
         separator = SEPARATOR_WORDS.get(hints.separator, hints.separator)
         if len(separator) != 1:
@@ -127,18 +139,27 @@ def _separator(path: Path, lines: Sequence[str], hints: Hints) -> str:
         return separator
 
     def agreement(separator: str) -> tuple[float, bool]:
-        columns = len(next(_cells(lines[:1], separator, path)))
-        rows = list(islice(_cells(lines, separator, path), 50))
+        is_quoted = _is_quoted(lines, separator)
+        columns = len(next(_cells(lines[:1], separator, is_quoted, path)))
+        rows = list(islice(_cells(lines, separator, is_quoted, path), 50))
         agreeing = sum(len(row) == columns for row in rows) / len(rows)
         return (agreeing if columns > 1 else 0.0, separator == "\t" and path.suffix == ".tsv")
 
     return max(SEPARATORS, key=agreement)
 
 
-def _cells(lines: Iterable[str], separator: str, path: Path) -> Iterator[list[str]]:
-    """The cells of each row. Pipes are never quoted; commas and tabs may be."""
+def _is_quoted(lines: Sequence[str], separator: str) -> bool:
+    """Commas and semicolons need quotation marks, pipes never have them. Tabs have them where whole cells are quoted;
+    otherwise one that only begins a caption would swallow the rows after it."""
+    if separator != "\t":
+        return separator != "|"
+    cells = [cell for line in lines for cell in line.split(separator)]
+    return any(len(cell) > 1 and cell.startswith('"') and cell.endswith('"') for cell in cells)
+
+
+def _cells(lines: Iterable[str], separator: str, is_quoted: bool, path: Path) -> Iterator[list[str]]:
+    """The cells of each row."""
     csv.field_size_limit(CELL_LIMIT_CHARACTERS)
-    is_quoted = separator != "|"
     reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE)
     try:
         for row in reader:
@@ -152,40 +173,39 @@ def _cells(lines: Iterable[str], separator: str, path: Path) -> Iterator[list[st
 
 def _table_rows(path: Path, columns: Columns, side: int) -> Iterator[Row]:
     width, picture, texts, side_column = len(columns.names), columns.picture, columns.captions, columns.side
-    last = width - 1
     with open_text(path) as file:
-        rows = _cells(file, columns.separator, path)
-        if columns.has_header:
-            next(rows, None)
-        for row in rows:
-            if len(row) > width and last in texts:  # the separator stands in the caption as well
-                row[last:] = [columns.separator.join(row[last:])]
-            if len(row) < width:
+        rows = _cells(file, columns.separator, columns.is_quoted, path)
+        for row in islice(rows, columns.skipped_lines, None):
+            if len(row) != width:
                 row = _mended(row, columns)
             captions = [caption for column in texts for caption in _captions_in(row[column])]
-            own_side = side_of(row[side_column]) if side_column is not None else 0
+            own_side = side_of(row[side_column]) if side_column is not None else UNSAID
             yield Row(row[picture].strip(), captions, own_side or side)
 
 
 def _mended(row: list[str], columns: Columns) -> list[str]:
-    """A short row, filled up. Flickr30k's results.csv has one that lacks the separator between a comment's number and
-    the comment: `2199200615.jpg| 4   A dog runs across the grass .`"""
-    width = len(columns.names)
-    match = _NUMBER_THEN_TEXT.match(row[-1]) if len(row) == width - 1 else None
-    if match and width - 1 in columns.captions:
-        return [*row[:-1], "", match[1]]
-    return [*row, *[""] * (width - len(row))]
+    """A row of another length, made to fit. Too long: the separator stands in the caption as well. Too short:
+    Flickr30k's results.csv has one that lacks the separator between a comment's number and the comment:
+    `2199200615.jpg| 4   A dog runs across the grass .`"""
+    width, (caption, *others) = len(columns.names), columns.captions
+    surplus = len(row) - width
+    if surplus > 0 and not others:
+        after = caption + surplus + 1
+        return [*row[:caption], columns.separator.join(row[caption:after]), *row[after:]]
+    match = _NUMBER_THEN_TEXT.match(row[-1]) if surplus == -1 and caption == width - 1 else None
+    return [*row[:-1], "", match[1]] if match else [*row, *[""] * -surplus][:width]
 
 
 def _captions_in(cell: str) -> Sequence[str]:
-    """One caption, or those of a JSON list, as exports of datasets with several captions a picture have them."""
-    if cell.startswith("[") and cell.endswith("]"):
-        try:
-            several = json.loads(cell)
-        except ValueError:
-            return (cell,)
-        if several and isinstance(several, list) and all(isinstance(one, str) for one in several):
-            return several
+    """One caption, or those of a list in JSON or Python, as exports of data with several captions a picture have."""
+    if cell.startswith("[") and cell.endswith("]") and len(cell) < LIST_LIMIT_CHARACTERS:
+        for parse in (json.loads, ast.literal_eval):
+            try:
+                several = parse(cell)
+            except (ValueError, SyntaxError, RecursionError, MemoryError):
+                continue
+            if several and isinstance(several, list) and all(isinstance(one, str) for one in several):
+                return several
     return (cell,)
 
 
