@@ -178,6 +178,12 @@ def test_waiting_for_pictures(story):
     assert names(alerts) == {"data_bound"} and "50%" in alerts["data_bound"].what
 
 
+def test_a_late_start_of_workers_is_no_waiting_for_pictures(story):
+    late = {"data_s": 30.0, "step_s": 30.05, "forward_s": 0.02}
+    usual = {"data_s": 0.001, "forward_s": 0.02}
+    assert "data_bound" not in story.tell(row=lambda step: late if step % 50 == 1 else usual).alerts()
+
+
 @pytest.mark.parametrize(("own", "reason"), [(1.7, "warm"), (0.6, "another program")])
 def test_slowdown_with_its_likely_reason(story, own, reason):
     alerts = story.tell(

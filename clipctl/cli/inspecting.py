@@ -3,55 +3,54 @@
 from typing import TYPE_CHECKING
 
 from rich.table import Table
-from rich.text import Text
 
 from clipctl.cli.render import plain
 
 if TYPE_CHECKING:
     from clipctl.data.inspection import Inspection, Spread
 
-LISTED_BAD = 12
-
 
 def view(found: "Inspection", preset: str, model_images_per_s: float | None) -> Table:
+    from clipctl.data.sources.catalog import bad_lines
+
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     for label, text in _rows(found, preset, model_images_per_s).items():
         if text:
             table.add_row(label, plain(text))
-    for label, reason in list(found.bad.items())[:LISTED_BAD]:
-        table.add_row("", plain(f"{reason}: {label}", style="red"))
-    if len(found.bad) > LISTED_BAD:
-        table.add_row("", plain(f"… and {len(found.bad) - LISTED_BAD:,} more; --json has all", style="red"))
+    for line in bad_lines(found.bad):
+        table.add_row("", plain(line, style="red"))
     for note in found.notes:
-        table.add_row("note", Text(note, style="yellow"))
+        table.add_row("note", plain(note, style="yellow"))
     return table
 
 
 def _rows(found: "Inspection", preset: str, model_images_per_s: float | None) -> dict[str, str]:
     per_picture, characters = found.captions_per_picture, found.caption_characters
+    missing = sum(reason == "missing" for reason in found.bad.values())
     return {
         "data": "\n".join(found.source),
         "understood": "\n".join(found.understood),
-        "pictures": f"{found.pictures:,}: {found.train_pictures:,} to train on, {found.held_out_pictures:,} held out",
+        "pictures": f"{found.pictures:,}: {found.train_pictures:,} to train on, {found.held_out_pictures:,} held out"
+        + (f", {missing:,} missing" if missing else ""),
         "captions": f"{found.captions:,}, {_spread(per_picture)} a picture" if per_picture else "none",
         "lengths": f"{_spread(characters)} characters" if characters else "",
         "tokens": f"{found.tokenizer}: {found.vocabulary:,} symbols; {found.distinct_words:,} different words; "
         + (
-            f"{found.captions_cut:,} captions do not fit into {found.context} and are cut"
+            f"{found.captions_cut:,} captions do not fit into {found.context} tokens and are cut"
             if found.captions_cut
-            else f"all captions fit into {found.context}"
+            else f"all captions fit into {found.context} tokens"
         ),
-        "equal": f"{found.equal_captions:,} captions stand there more than once, {found.equal_pictures:,} pictures "
-        f"(compared by {found.compared_by})",
+        "duplicates": f"{found.equal_captions:,} captions and {found.equal_pictures:,} pictures occur more than once "
+        f"(pictures compared by {found.compared_by})",
         "leakage": f"{found.leaked_pictures:,} held-out pictures and {found.leaked_captions:,} held-out captions are "
         "also among those to train on"
         if found.leaked_pictures or found.leaked_captions
         else "none: no held-out picture or caption is among those to train on",
-        "loss floor": f"{found.loss_floor:.3f} at batch {found.batch_size}: equal captions keep the loss above it"
+        "loss floor": f"{found.loss_floor:.3f} at batch {found.batch_size}: batches hold equal captions or pictures"
         if found.loss_floor
-        else f"0 at batch {found.batch_size}: no batch holds equal captions",
+        else "",
         "sizes": f"width {_spread(found.width_px)} px, height {_spread(found.height_px)} px"
         if found.width_px and found.height_px
         else "",

@@ -20,7 +20,7 @@ _DATA = "Data"
 Data = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[DATA]...",
+        metavar="DATA",
         help="A table, JSON, directory or tar shards; several are joined. Default: synthetic, or synthetic:PAIRS.",
         show_default=False,
     ),
@@ -28,7 +28,7 @@ Data = Annotated[
 DataToInspect = Annotated[
     list[str],
     typer.Argument(
-        metavar="DATA...",
+        metavar="DATA",
         help="A table, JSON, directory or tar shards, or synthetic; several are joined.",
         show_default=False,
     ),
@@ -38,7 +38,7 @@ DataFormat = Annotated[
     _option(
         "--format",
         "csv, tsv, pipe, flickr, jsonl, coco, karpathy, json, webdataset, imagefolder, sidecar or classes; "
-        "default: recognised.",
+        "default: detected.",
         _DATA,
         "NAME",
     ),
@@ -48,14 +48,23 @@ CaptionColumn = Annotated[
     str | None, _option("--caption-column", "Column or key of the captions; several with commas.", _DATA, "NAME")
 ]
 ImageRoot = Annotated[str | None, _option("--image-root", "Where relative picture paths start.", _DATA, "DIR")]
-Separator = Annotated[str | None, _option("--separator", "Of a table: ',' '|' ';' or tab.", _DATA, "CHARACTER")]
+Separator = Annotated[
+    str | None, _option("--separator", "Separator of a table: ',' '|' ';' or tab.", _DATA, "CHARACTER")
+]
 Val = Annotated[str | None, _option("--val", "Held-out data of your own.", _DATA, "DATA")]
 ValFraction = Annotated[
-    str | None, _option("--val-fraction", "Share of the pictures held out; default: 0.1.", _DATA, "SHARE")
+    str | None,
+    _option("--val-fraction", "Share of the pictures held out, at most 1,000 of them; default: 0.1.", _DATA, "SHARE"),
 ]
 Tokenizer = Annotated[
     str | None,
-    _option("--tokenizer", "characters (default), bpe:4096, or a tokenizer.json.", _DATA, "NAME", "CLIPCTL_TOKENIZER"),
+    _option(
+        "--tokenizer",
+        "characters (default), bpe:4096 (300 or more), or a tokenizer.json.",
+        _DATA,
+        "NAME",
+        "CLIPCTL_TOKENIZER",
+    ),
 ]
 Cache = Annotated[
     str | None,

@@ -160,7 +160,7 @@ def plan_table(plan: "TrainPlan") -> Table:
         "workers": f"{plan.workers.value} – {plan.workers.reason}",
         **({} if plan.train_source.is_drawn else {"cache": f"{plan.cache.value} – {plan.cache.reason}"}),
         "steps": f"{plan.total_steps:,}: {plan.epochs:,} epochs of {plan.steps_per_epoch:,}, "
-        f"batch {config.train.batch_size}, peak rate {config.optim.lr:g}",
+        f"batch {plan.batch_pairs}, peak rate {config.optim.lr:g}",
         "time": time_line(plan),
         "memory": memory_line(plan),
         "checkpoints": f"every {save_interval(config.save.every)}, about {size(plan.checkpoint_bytes)} each; "
@@ -168,7 +168,7 @@ def plan_table(plan: "TrainPlan") -> Table:
     }
     if config.train.loss == "softmax":
         rows["chance loss"] = (
-            f"ln {config.train.batch_size} = {plan.chance_loss:.3f}; a loss that stays there has learnt nothing"
+            f"ln {plan.batch_pairs} = {plan.chance_loss:.3f}; a loss that stays there has learnt nothing"
         )
     for label, value in rows.items():
         table.add_row(label, plain(value))
@@ -258,13 +258,10 @@ def summary_text(summary: "TrainSummary") -> str:
     pairs = summary.val_pairs
     captions = round(summary.t2i_r1 * summary.val_captions)
     pictures = round(summary.i2t_r1 * pairs)
-    if summary.val_captions == pairs:
-        found = f"of {pairs} captions it had never seen, {captions} find their picture and {pictures} are found by it"
-    else:
-        found = (
-            f"of {summary.val_captions:,} captions it had never seen, {captions:,} find their picture, and "
-            f"{pictures:,} of {pairs:,} pictures find a caption of theirs"
-        )
+    found = (
+        f"of {pairs:,} held-out pictures {pictures:,} find {'their' if summary.val_captions == pairs else 'a'} "
+        f"caption, and of {summary.val_captions:,} captions {captions:,} find their picture"
+    )
     score, best = (summary.i2t_r1 + summary.t2i_r1) / 2, (summary.best_i2t_r1 + summary.best_t2i_r1) / 2
     return "\n".join(
         [
@@ -277,18 +274,12 @@ def summary_text(summary: "TrainSummary") -> str:
     )
 
 
-LISTED_BAD = 10
-
-
 def bad_pictures_text(reasons: dict[str, str]) -> Text:
     """How many could not be used, and which."""
-    from clipctl.data.sources.catalog import bad_counts
+    from clipctl.data.sources.catalog import bad_counts, bad_lines
 
-    lines = [f"warning: {len(reasons):,} pictures could not be used ({bad_counts(reasons.values())}):"]
-    lines += [f"  {label}: {reason}" for label, reason in list(reasons.items())[:LISTED_BAD]]
-    if len(reasons) > LISTED_BAD:
-        lines.append(f"  … and {len(reasons) - LISTED_BAD:,} more; clipctl data inspect --deep lists all")
-    return plain("\n".join(lines), style="yellow")
+    first = f"warning: {len(reasons):,} pictures could not be used ({bad_counts(reasons.values())}):"
+    return plain("\n  ".join([first, *bad_lines(reasons)]), style="yellow")
 
 
 # --- checkpoint -----------------------------------------------------------------------------------------------

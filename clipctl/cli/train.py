@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from clipctl.training.resume import Resumption
 
 NEXT_COMMANDS = (
-    ("all of it again, in one picture", "clipctl monitor --once"),
+    ("the whole run on one screen", "clipctl monitor --once"),
     ("more pictures, harder to tell apart", "clipctl train synthetic:2000 --epochs 20"),
     ("the size the notes measured: see the plan first", "clipctl train --preset small --dry-run"),
     ("your own pictures: what would be understood", "clipctl data inspect --help"),
 )
 NEXT_WITH_OWN_DATA = (
-    ("all of it again, in one picture", "clipctl monitor --once"),
+    ("the whole run on one screen", "clipctl monitor --once"),
     ("every picture decoded, duplicates, bad files", "clipctl data inspect {data} --deep"),
     ("a larger model: see the plan first", "clipctl train {data} --preset small --dry-run"),
 )
@@ -105,24 +105,25 @@ def train(
         "--recompute": ("runtime.recompute", "true" if recompute else None),
     }
     layers = asked_layers(config, flags, set or [])
-
-    from clipctl.config import resolve
-    from clipctl.hardware import disk
-    from clipctl.monitor.watch import RunWatcher
-    from clipctl.runs.rundir import RunDir
-    from clipctl.training import loop
-    from clipctl.training.plan import make_plan
-
     root, console = runs_root(runs_dir), render.prose()
-    if resume is not None:
-        with render.saying("looking at data and machine") as tell:
+    with render.saying("looking at data and machine") as tell:
+        if resume is None:
+            check_settings(layers)  # what was mistyped is said before torch is loaded
+
+        from clipctl.config import resolve
+        from clipctl.hardware import disk
+        from clipctl.monitor.watch import RunWatcher
+        from clipctl.runs.rundir import RunDir
+        from clipctl.training import loop
+        from clipctl.training.plan import make_plan
+
+        if resume is not None:
             run, resumption = find_resumption(root, resume, layers, allow_change, tell)
-        plan, checkpoint = resumption.plan, resumption.checkpoint
-        for note in resumption.notes:
-            console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
-    else:
-        with render.saying("looking at data and machine") as tell:
+            plan, checkpoint = resumption.plan, resumption.checkpoint
+        else:
             plan, checkpoint = make_plan(resolve(layers), tell=tell), None
+    for note in resumption.notes if resume is not None else ():
+        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     if dry_run:
         if json:
             render.print_json("train-plan", render.plan_document(plan))
@@ -149,10 +150,21 @@ def train(
         render.print_json("train", summary.to_dict())
         return
     output = render.data()
-    output.print(f"\n{render.summary_text(summary)}\n", markup=False, soft_wrap=True)
+    output.print(f"\n{render.summary_text(summary)}\n", markup=False, soft_wrap=not output.is_terminal)
     data = shlex.join(source or plan.config.data.source)
     for purpose, command in NEXT_COMMANDS if plan.train_source.is_drawn else NEXT_WITH_OWN_DATA:
         output.print(f"  {command.format(data=data):<44} # {purpose}", markup=False, soft_wrap=True)
+
+
+def check_settings(layers: "list[Layer]") -> None:
+    """Raise where a setting is none, or data are not there."""
+    from clipctl.config import is_synthetic, resolve
+    from clipctl.data.sources.recognise import check_place
+
+    data = resolve(layers).data
+    for place in (*data.source, *([data.val] if data.val else [])):
+        if not is_synthetic(place):
+            check_place(place)
 
 
 Flags = dict[str, tuple[str, Any]]  # the setting that a flag stands for, and its value; None: not given

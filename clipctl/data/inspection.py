@@ -16,7 +16,7 @@ from clipctl.config import DataConfig
 from clipctl.data.pictures import BadPictureError, picture_size
 from clipctl.data.sampling import loss_floor, plan_epoch
 from clipctl.data.source import Source, Tell, key_of
-from clipctl.data.sources.catalog import Data, leakage_of, read_data
+from clipctl.data.sources.catalog import MAX_BAD_SHARE, MIN_PAIRS, Data, leakage_of, read_data
 from clipctl.data.sources.indexed import IndexedSource
 from clipctl.data.tokenizers import caption_fit, make_tokenizer
 from clipctl.hardware.cpu import usable_cores
@@ -135,16 +135,26 @@ def inspect_data(
         height_px=Spread.of([one.height for one in good]),
         decode_images_per_s=1 / median(one.seconds for one in good) if good else None,
         bad=bad,
-        notes=list(data.notes),
+        notes=[*data.notes, *_warnings(data, bad)],
     )
+
+
+def _warnings(data: Data, bad: dict[str, str]) -> Iterator[str]:
+    """What training would refuse."""
+    if min(len(data.train), len(data.val)) < MIN_PAIRS:
+        yield f"too few to train: {MIN_PAIRS} pictures to train on and {MIN_PAIRS} held out are the least"
+    total = len(data.train) + len(data.val) + len(data.missing)
+    if len(bad) > MAX_BAD_SHARE * total:
+        yield f"{len(bad):,} of {total:,} pictures are bad: training refuses more than {MAX_BAD_SHARE:.0%}"
 
 
 # --- pictures -------------------------------------------------------------------------------------------------
 
 
-def sample_of(source: Source, count: int = SAMPLED_PICTURES) -> range:
+def sample_of(source: Source, count: int = SAMPLED_PICTURES) -> list[int]:
     """Indices, evenly spaced."""
-    return range(0, len(source), -(-len(source) // count) or 1)
+    count = min(count, len(source))
+    return [number * len(source) // count for number in range(count)]
 
 
 def look(source: Source, index: int, size_px: int) -> Look:

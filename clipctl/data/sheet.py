@@ -1,6 +1,6 @@
 """A contact sheet: what the model will see, with captions. No torch."""
 
-import textwrap
+import os
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
@@ -11,32 +11,63 @@ from clipctl.data.source import Source
 from clipctl.errors import DataError
 
 COLUMNS, ROWS = 6, 4
-PICTURE_PX, CAPTION_PX, GAP_PX = 160, 66, 12
-LINE_CHARACTERS, CAPTION_LINES = 30, 4
-_INK, _FAINT = (40, 40, 40), (160, 30, 30)
+PICTURE_PX, GAP_PX, LINE_PX = 160, 14, 14
+CAPTION_LINES = 4  # and one for the name
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "Arial.ttf", "Helvetica.ttc", "LiberationSans-Regular.ttf")
+_INK, _FAINT, _BAD = (40, 40, 40), (130, 130, 130), (160, 30, 30)
+
+Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def write_sheet(source: Source, path: Path) -> None:
-    """Pictures of the source, evenly spaced, each above its first caption."""
-    cell_width, cell_height = PICTURE_PX + GAP_PX, PICTURE_PX + CAPTION_PX
-    sheet = Image.new("RGB", (COLUMNS * cell_width + GAP_PX, ROWS * cell_height + GAP_PX), "white")
-    draw, font = ImageDraw.Draw(sheet), ImageFont.load_default(11)
-    indices = list(sample_of(source, COLUMNS * ROWS))[: COLUMNS * ROWS]
+    """Pictures of the source, evenly spaced and cut to squares as an evaluation sees them, each above its first caption
+    and its name."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise DataError(f"cannot write a sheet to {path}", f"name it {', '.join(SUFFIXES)}")
+    indices = sample_of(source, COLUMNS * ROWS)
+    cell_width, cell_height = PICTURE_PX + GAP_PX, PICTURE_PX + (CAPTION_LINES + 2) * LINE_PX
+    rows = -(-len(indices) // COLUMNS)
+    sheet = Image.new("RGB", (COLUMNS * cell_width + GAP_PX, rows * cell_height + GAP_PX), "white")
+    draw, font = ImageDraw.Draw(sheet), _font()
     for number, index in enumerate(indices):
         row, column = divmod(number, COLUMNS)
-        corner = (GAP_PX + column * cell_width, GAP_PX + row * cell_height)
-        below = (corner[0], corner[1] + PICTURE_PX + 4)
+        left, top = GAP_PX + column * cell_width, GAP_PX + row * cell_height
         try:
-            sheet.paste(source.square(index, PICTURE_PX), corner)
-            draw.text(below, _folded(source.captions(index)[0]), _INK, font)
+            sheet.paste(source.square(index, PICTURE_PX), (left, top))
+            lines, ink = _folded(source.captions(index)[0], font), _INK
         except BadPictureError as error:
-            draw.rectangle((*corner, corner[0] + PICTURE_PX, corner[1] + PICTURE_PX), outline=_FAINT)
-            draw.text(below, str(error), _FAINT, font)
+            draw.rectangle((left, top, left + PICTURE_PX, top + PICTURE_PX), outline=_BAD)
+            lines, ink = [str(error)], _BAD
+        for line_number, line in enumerate(lines, start=0):
+            draw.text((left, top + PICTURE_PX + 4 + line_number * LINE_PX), line, ink, font)
+        name = _folded(os.path.basename(source.label(index)), font)[0]
+        draw.text((left, top + PICTURE_PX + 4 + len(lines) * LINE_PX), name, _FAINT, font)
     try:
         sheet.save(path)
-    except (ValueError, OSError) as error:
-        raise DataError(f"cannot write the sheet to {path}: {error}", "name it .png or .jpg") from None
+    except OSError as error:
+        raise DataError(f"cannot write the sheet to {path}: {error.strerror or error}") from None
 
 
-def _folded(caption: str) -> str:
-    return "\n".join(textwrap.wrap(caption, LINE_CHARACTERS, max_lines=CAPTION_LINES, placeholder=" …"))
+def _font() -> Font:
+    """One of the system's, which knows more letters than Pillow's own."""
+    for name in FONTS:
+        try:
+            return ImageFont.truetype(name, 11)
+        except OSError:
+            continue
+    return ImageFont.load_default(11)
+
+
+def _folded(text: str, font: Font) -> list[str]:
+    """Lines that fit below a picture; what does not fit in all is cut off."""
+    lines, line = [], ""
+    for word in text.split():
+        if line and font.getlength(f"{line} {word}") > PICTURE_PX:
+            lines.append(line)
+            line = ""
+        line = f"{line} {word}".strip()
+        while font.getlength(line) > PICTURE_PX:  # a word that is too long
+            line = line[:-1]
+    lines.append(line)
+    return lines if len(lines) <= CAPTION_LINES else [*lines[: CAPTION_LINES - 1], f"{lines[CAPTION_LINES - 1]} …"]

@@ -208,8 +208,10 @@ def _falls(view: RunView, since_step: int) -> bool:
 
 
 def data_bound(view: RunView, facts: Facts) -> Iterator[Alert]:
-    share = view.phase_shares().get("data_s", 0.0)
-    if len(view.recent) >= 20 and share > DATA_SHARE:
+    # The usual step, not the mean: the first one waits until workers have started.
+    shares = [data_s / step_s for data_s, step_s in view.data_times() if step_s > 0]
+    share = statistics.median(shares) if shares else 0.0
+    if len(shares) >= 20 and share > DATA_SHARE:
         yield Alert(
             "data_bound",
             "warn",

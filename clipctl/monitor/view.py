@@ -168,6 +168,10 @@ class RunView:
         total = sum(_or_zero(number(row.get("step_s"))) for row in split)
         return {phase: value / total for phase, value in sums.items()} if total > 0 else {}
 
+    def data_times(self) -> list[tuple[float, float]]:
+        """Seconds of waiting for data and of all of it, for recent steps."""
+        return [(_or_zero(number(row.get("data_s"))), _or_zero(number(row.get("step_s")))) for row in self.recent]
+
     def step_seconds(self) -> float | None:
         """Mean time from step to step of this attempt, evaluations and saves included."""
         if self._attempt_first is None or self.step <= self._attempt_first[0]:

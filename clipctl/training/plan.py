@@ -79,9 +79,14 @@ class TrainPlan:
         return math.ceil(self.total_steps / self.steps_per_epoch)
 
     @property
+    def batch_pairs(self) -> int:
+        """Of the largest batch: an epoch is cut into equal ones, which may be smaller than what was asked for."""
+        return math.ceil(len(self.train_source) / self.steps_per_epoch)
+
+    @property
     def chance_loss(self) -> float:
         """Of a model that knows nothing: ln B for the softmax loss."""
-        return math.log(self.config.train.batch_size)
+        return math.log(self.batch_pairs)
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -128,6 +133,9 @@ def make_plan(
     config = _fit_vocabulary(asked, tokenizer)
     notes = [*data.notes, *leakage_notes(leakage_of(data.train, data.val))]
     config = _fit_batch(config, len(data.train), notes)
+    kind, _, asked_symbols = asked.data.tokenizer.partition(":")
+    if kind == "bpe" and tokenizer.vocab_size < int(asked_symbols):
+        notes.append(f"the captions give {tokenizer.vocab_size:,} symbols, not the {int(asked_symbols):,} asked for")
     fit = caption_fit(tokenizer, data.train)
     if fit.cut:
         notes.append(words_cut(fit.cut, len(data.train.caption_sizes()), tokenizer))

@@ -561,3 +561,31 @@ def test_the_format_says_the_separator(tmp_path):
 
 def test_greek_ends_of_words_are_known(tmp_path):
     assert "ς" in index_of(table(tmp_path, "image,caption\n0.jpg,ΟΔΟΣ\n1.jpg,ΜΑΣ\n")).facts.alphabet
+
+
+def test_stars_name_shards_too(tmp_path):
+    files.img2dataset(tmp_path, shards=3)
+    assert len(index_of(f"{tmp_path}/*.tar")) == 12
+    with pytest.raises(DataError, match="no such file"):
+        index_of(f"{tmp_path}/*.zip")
+
+
+def test_kinds_that_are_not_read_are_named(tmp_path):
+    root = files.sidecars(tmp_path / "phone")
+    for number in range(3):
+        (root / f"IMG_{number}.HEIC").write_bytes(b"heic")
+        (root / f"IMG_{number}.txt").write_text("from a phone")
+    index = index_of(root)
+    assert len(index) == 4 and "3 in HEIC or raw are not read" in index.facts.words
+
+
+def test_hints_lead_to_what_was_meant(tmp_path):
+    files.sidecars(tmp_path / "holiday")
+    with pytest.raises(DataError) as error:
+        index_of(tmp_path / "holyday")
+    assert error.value.hint == "did you mean holiday?"
+    files.write_pictures(tmp_path / "excel", ["0.jpg"])
+    (tmp_path / "excel" / "captions.xlsx").write_bytes(b"PK")
+    with pytest.raises(DataError) as error:
+        index_of(tmp_path / "excel")
+    assert "save it as CSV" in error.value.hint

@@ -66,7 +66,7 @@ def test_deep_looks_at_every_picture(folder):
 def test_for_people(folder):
     done = inspect(folder, "--deep")
     assert done.exit_code == 0
-    for text in ("separated by commas", "to train on", "2 a picture", "7.jpg", "truncated", "loss floor"):
+    for text in ("separated by commas", "to train on", "2 a picture", "7.jpg (truncated)", "1 missing", "loss floor"):
         assert text in done.stdout
 
 
@@ -80,7 +80,8 @@ def test_more_than_a_few_bad_ones_are_shown_not_refused(folder):
 @pytest.mark.parametrize("name", ["sheet.png", "sheet.jpg"])
 def test_a_contact_sheet(folder, tmp_path, name):
     assert inspect(folder, "--sheet", tmp_path / name).exit_code == 0
-    assert Image.open(tmp_path / name).size == (1044, 916)
+    width, height = Image.open(tmp_path / name).size
+    assert width == 1058 and height > 900
 
 
 def test_a_sheet_of_another_kind_is_refused(folder, tmp_path):

@@ -12,7 +12,7 @@ from clipctl.config import DataConfig, is_synthetic, parse_count
 from clipctl.data.index import Index, open_index
 from clipctl.data.source import Source, Tell, silent
 from clipctl.data.sources.indexed import IndexedSource
-from clipctl.data.sources.rows import Hints
+from clipctl.data.sources.rows import TRAIN, Hints
 from clipctl.data.sources.synthetic import SyntheticSource
 from clipctl.data.split import Leakage, divide, find_leakage, own_sides
 from clipctl.errors import DataError
@@ -41,7 +41,9 @@ def open_data(config: DataConfig, tell: Tell = silent) -> Data:
     train, val = len(data.train), len(data.val)
     if min(train, val) < MIN_PAIRS:
         name = " + ".join(config.source)
-        own = "ask for more pairs, such as synthetic:240" if data.train.is_drawn else "--val DATA brings held-out data"
+        own = (
+            "ask for more pairs, such as synthetic:240" if data.train.is_drawn else "--val-fraction 0.3, or --val DATA"
+        )
         raise DataError(
             f"{name!r} with data.val_fraction {config.val_fraction:g} leaves {train:,} pairs to train on and {val:,} "
             f"to test with; {MIN_PAIRS} of each is the least",
@@ -117,7 +119,10 @@ def _read_files(config: DataConfig, tell: Tell) -> Data:
     if len(val) > config.val_limit:
         notes.append(f"{config.val_limit:,} of {len(val):,} held-out pictures are used (data.val_limit)")
         val = val.thinned(config.val_limit)
-    return Data(train, val, tuple(_words(part) for part in parts), tuple(notes), tuple(missing))
+    words = [_words(part) for part in parts]
+    if config.val is not None:
+        words[-1] = f"held out: {words[-1]}"
+    return Data(train, val, tuple(words), tuple(notes), tuple(missing))
 
 
 def present(source: IndexedSource, missing: list[str]) -> IndexedSource:
@@ -133,13 +138,18 @@ def check_bad(reasons: dict[str, str], pictures: int) -> None:
     """Raise where more pictures are bad than a few."""
     if len(reasons) <= MAX_BAD_SHARE * pictures:
         return
-    listed = "; ".join(f"{label} ({reason})" for label, reason in list(reasons.items())[:LISTED_BAD])
-    more = f" and {len(reasons) - LISTED_BAD:,} more" if len(reasons) > LISTED_BAD else ""
+    is_lost = all(reason == "missing" for reason in reasons.values())
     raise DataError(
         f"{len(reasons):,} of {pictures:,} pictures cannot be used, more than {MAX_BAD_SHARE:.0%}: "
-        f"{bad_counts(reasons.values())}: {listed}{more}",
-        "clipctl data inspect --deep lists them all; --image-root DIR if they lie elsewhere",
+        f"{bad_counts(reasons.values())}: {'; '.join(bad_lines(reasons))}",
+        "--image-root DIR says where they lie" if is_lost else "clipctl data inspect DATA --deep lists them all",
     )
+
+
+def bad_lines(reasons: dict[str, str], limit: int = LISTED_BAD) -> list[str]:
+    """Pictures and why they cannot be used; of very many the first."""
+    lines = [f"{label} ({reason})" for label, reason in list(reasons.items())[:limit]]
+    return lines + ([f"and {len(reasons) - limit:,} more"] if len(reasons) > limit else [])
 
 
 def bad_counts(reasons: Iterable[str]) -> str:
@@ -171,10 +181,13 @@ def _name(sources: tuple[str, ...]) -> str:
 
 def _words(part: Index) -> str:
     facts = part.facts
+    words = f"{facts.format}: {facts.words}"
+    if any(facts.side_counts[TRAIN:]):
+        names = zip(("train", "val", "test"), facts.side_counts[TRAIN:], strict=True)
+        words += f"; split as given: {', '.join(f'{count:,} {name}' for name, count in names if count)}"
     if facts.sharded or facts.roots == [facts.source]:
-        return f"{facts.format}: {facts.words}"
-    places = ", ".join(_short(root, facts.source) for root in facts.roots)
-    return f"{facts.format}: {facts.words}; pictures in {places}"
+        return words
+    return f"{words}; pictures in {', '.join(_short(root, facts.source) for root in facts.roots)}"
 
 
 def _short(place: str, source: str) -> str:
@@ -189,4 +202,7 @@ def _short(place: str, source: str) -> str:
 
 def _notes(part: Index) -> list[str]:
     facts = part.facts
-    return [f"{count:,} rows with {reason} are left out" for reason, count in facts.skipped.items()]
+    return [
+        f"{count:,} {'entry' if count == 1 else 'entries'} with {reason} left out"
+        for reason, count in facts.skipped.items()
+    ]

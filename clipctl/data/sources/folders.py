@@ -16,6 +16,7 @@ from clipctl.data.sources.text import encoding_of, split_lines
 
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 CAPTION_SUFFIXES = (".txt", ".caption")
+UNREADABLE_SUFFIXES = (".heic", ".heif", ".cr2", ".nef", ".arw", ".dng", ".jxl")
 CAPTION_FILE_LIMIT_BYTES = 1_000_000
 
 
@@ -67,14 +68,16 @@ class Survey:
     pictures: int
     pairs: int  # pictures with a text beside them
     classes: frozenset[str]
+    unreadable: int  # pictures of a kind that Pillow does not read
     digest: str  # changes when a picture or a text is added, removed, renamed or written
 
 
 def survey(root: Path) -> Survey:
-    files, pictures, pairs, suffixes, classes, digest = 0, 0, 0, set(), set(), hashlib.sha256()
+    files, pictures, pairs, unreadable, suffixes, classes, digest = 0, 0, 0, 0, set(), set(), hashlib.sha256()
     for folder in walk(root):
         files += len(folder.files)
         suffixes |= {os.path.splitext(file.name)[1] or "(none)" for file in folder.files}
+        unreadable += sum(file.name.lower().endswith(UNREADABLE_SUFFIXES) for file in folder.files)
         here = sum(is_picture(file.name) for file in folder.files)
         pictures += here
         pairs += len(_pairs(folder))
@@ -84,7 +87,7 @@ def survey(root: Path) -> Survey:
             if is_picture(file.name) or file.name.endswith(CAPTION_SUFFIXES):
                 facts = f"{folder.name}{file.name}\0{file.size_bytes}\0{file.mtime_ns}\0"
                 digest.update(facts.encode(errors="surrogateescape"))
-    return Survey(files, frozenset(suffixes), pictures, pairs, frozenset(classes), digest.hexdigest())
+    return Survey(files, frozenset(suffixes), pictures, pairs, frozenset(classes), unreadable, digest.hexdigest())
 
 
 def metadata_layout(root: Path, hints: Hints) -> Layout | None:
@@ -116,7 +119,8 @@ def metadata_layout(root: Path, hints: Hints) -> Layout | None:
 def sidecar_layout(root: Path, found: Survey) -> Layout:
     """0001.png beside 0001.txt, at any depth. Every line of the text is a caption."""
     alone = found.pictures - found.pairs
-    words = f"pictures beside text files of the same name{f'; {alone:,} pictures have none' if alone else ''}"
+    words = f"pictures beside text files of the same name{f'; {alone:,} of the pictures without' if alone else ''}"
+    words += _unreadable(found)
 
     def rows() -> Iterator[Row]:
         for folder in walk(root):
@@ -132,6 +136,7 @@ def sidecar_layout(root: Path, found: Survey) -> Layout:
 def class_layout(root: Path, found: Survey, hints: Hints) -> Layout:
     """dog/1.jpg, cat/2.jpg, maybe below train/ and val/: a folder's name becomes the caption by a template."""
     words = f"{len(found.classes):,} class folders, captions by the template {hints.template!r}"
+    words += _unreadable(found)
 
     def rows() -> Iterator[Row]:
         for folder in walk(root):
@@ -143,6 +148,10 @@ def class_layout(root: Path, found: Survey, hints: Hints) -> Layout:
                     yield Row(f"{folder.name}{file.name}", captions, side)
 
     return Layout("classes", words, rows, [], [root], listing=found.digest)
+
+
+def _unreadable(found: Survey) -> str:
+    return f"; {found.unreadable:,} in HEIC or raw are not read: save them as JPEG" if found.unreadable else ""
 
 
 def _pairs(folder: Folder) -> list[tuple[str, str]]:

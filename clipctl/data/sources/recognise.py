@@ -3,6 +3,8 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
+from glob import glob
 from itertools import chain
 from pathlib import Path
 from typing import get_args
@@ -49,22 +51,34 @@ _OTHER_NAMES = (
 
 def recognise(text: str, hints: Hints) -> Layout:
     """How the data at a path, or a pattern of shards, are laid out. Raises DataError saying what was looked for."""
+    check_place(text)
     path = Path(text)
-    if not path.exists() and is_pattern(text):
-        return shard_layout([Path(name) for name in expand(text)])
     if not path.exists():
-        raise DataError(f"no such file or directory: {text}", _neighbours(path))
+        return shard_layout([Path(name) for pattern in expand(text) for name in sorted(glob(pattern)) or [pattern]])
     if hints.image_root is not None and not Path(hints.image_root).is_dir():
         raise DataError(f"--image-root {hints.image_root} is no directory")
     return _folder(path, hints) if path.is_dir() else _file(path, hints)
 
 
+def check_place(text: str) -> None:
+    """Raise where nothing can be there."""
+    path = Path(text)
+    try:
+        if path.exists() or is_pattern(text) or glob(text):
+            return
+    except OSError as error:
+        raise DataError(f"{text[:80]} cannot be read: {error.strerror}") from None
+    raise DataError(f"no such file or directory: {text}", _neighbours(path))
+
+
 def _neighbours(path: Path) -> str:
     try:
-        names = sorted(os.listdir(path.parent))[:8]
+        names = sorted(os.listdir(path.parent))
     except OSError:
         return "clipctl train without a path uses built-in pictures"
-    return f"{path.parent} holds {', '.join(names) or 'nothing'}"
+    if close := get_close_matches(path.name, names, n=1):
+        return f"did you mean {close[0]}?"
+    return f"{path.parent} holds {', '.join(names[:8]) or 'nothing'}{', …' if len(names) > 8 else ''}"
 
 
 def _file(path: Path, hints: Hints) -> Layout:
@@ -88,8 +102,9 @@ def _by_content(path: Path) -> str:
     if head[257:262] == b"ustar":
         return "webdataset"
     if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        what = "a picture" if is_picture(path.name) else "a binary file"
-        raise DataError(f"{path} is {what}, not a list of captions", f"formats: {', '.join(FORMATS)}")
+        if is_picture(path.name):
+            raise DataError(f"{path} is a picture, not a list of captions", f"pass its directory: {path.parent}")
+        raise DataError(f"{path} is a binary file, not a list of captions", f"formats: {', '.join(FORMATS)}")
     return "json" if head.lstrip()[:1] in (b"{", b"[") else "csv"
 
 
@@ -180,7 +195,7 @@ def _nothing_found(root: Path, found: Survey, hints: Hints) -> DataError:
     if not found.pictures:
         what = f"{found.files:,} files ({', '.join(sorted(found.suffixes)[:8])})" if found.files else "nothing"
         return DataError(f"{root} holds no pictures: found {what}; looked for {looked_for}")
-    return DataError(
-        f"{root} holds {found.pictures:,} pictures and no captions; looked for {looked_for}",
-        "put a text file beside each picture (1.jpg, 1.txt), or write a table with columns image and caption",
-    )
+    way_out = "put a text file beside each picture (1.jpg, 1.txt), or write a table with columns image and caption"
+    if ".xlsx" in found.suffixes:
+        way_out = "if the captions are in the .xlsx file, save it as CSV"
+    return DataError(f"{root} holds {found.pictures:,} pictures and no captions; looked for {looked_for}", way_out)

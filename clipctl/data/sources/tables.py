@@ -107,7 +107,7 @@ def find_columns(path: Path, lines: Sequence[str], hints: Hints) -> Columns:
     if len(names) < 2:
         raise DataError(
             f"{path} has a single column ({names[0][:60]!r}); looked for a picture and a caption separated by "
-            f"{', '.join(SEPARATORS.values())}",
+            f"{repr(separator) if hints.separator else ', '.join(SEPARATORS.values())}",
             "--separator says what separates them",
         )
     body = [row for row in (sample[1:] if has_header else sample) if len(row) == len(names)]
