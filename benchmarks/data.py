@@ -198,13 +198,13 @@ PARTS = {"index": index, "open": open_large, "decode": decode, "step": step}
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], default=list(PARTS))
-    arguments = parser.parse_args()
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)}; default: all")
+    parts = parser.parse_args().parts or list(PARTS)
     versions = f"Python {platform.python_version()}, torch {torch.__version__}, Pillow {PIL.__version__}"
     print(f"{cpu.name()}, {cpu.usable_cores()} cores, {versions}")
     with tempfile.TemporaryDirectory() as directory:
         os.environ["CLIPCTL_HOME"] = str(Path(directory) / "home")
-        for part in arguments.parts:
+        for part in parts:
             PARTS[part](Path(directory))
 
 

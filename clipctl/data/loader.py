@@ -28,6 +28,7 @@ from clipctl.errors import DataError, TrainingError
 from clipctl.hardware.cpu import usable_cores
 
 PREFETCH_BATCHES = 2
+KEPT_TEXTS = 50_000  # about a kilobyte each
 TICK_S = 0.5
 WORKER_TIMEOUT_S = 120.0  # for a batch; longer than any disk takes that still works
 
@@ -67,6 +68,15 @@ class Pair(NamedTuple):
     bad: tuple[BadPicture, ...]
 
 
+class Text(NamedTuple):
+    """What is known of a picture's caption once it was read."""
+
+    tokens: NDArray[np.int64]
+    names_side: bool  # it says left or right
+    caption_key: int
+    picture_key: int
+
+
 class PairDataset(Dataset[Pair]):
     """One augmented pair for each key; what is random about it is f(seed, epoch, index).
 
@@ -85,6 +95,7 @@ class PairDataset(Dataset[Pair]):
         self._source, self._tokenizer, self._augmentation = source, tokenizer, augmentation
         self._size_px, self._seed, self._cache = size_px, seed, cache
         self._bad: dict[int, str] = {}  # reasons by index
+        self._texts: dict[tuple[int, int], Text] = {}  # by index and which
 
     def __getitem__(self, key: Key) -> Pair:
         epoch, index, which = key
@@ -93,13 +104,21 @@ class PairDataset(Dataset[Pair]):
         if bad:
             count = np.array([self._source.caption_count(index)])
             which = int(chosen_captions(np.array([index]), count, self._seed, epoch)[0])
-        caption, how = self._source.caption(index, which), self._augmentation
+        text, how = self._text(index, which), self._augmentation
         # A mirrored picture would make "on the left" a lie.
-        flip = how.flip and not _SIDES.search(caption)
-        pixels = augment(pixels, rng, self._size_px, how, flip=flip)
+        pixels = augment(pixels, rng, self._size_px, how, flip=how.flip and not text.names_side)
         jitter = rng.uniform(1 - how.jitter, 1 + how.jitter, size=3) if how.jitter else None
-        caption_key, picture_key = self._source.caption_key(index, which), self._source.picture_key(index)
-        return Pair(pixels, self._tokenizer.encode(caption), jitter, caption_key, picture_key, bad)
+        return Pair(pixels, text.tokens, jitter, text.caption_key, text.picture_key, bad)
+
+    def _text(self, index: int, which: int) -> Text:
+        text = self._texts.get((index, which))
+        if text is None:
+            source, caption = self._source, self._source.caption(index, which)
+            keys = source.caption_key(index, which), source.picture_key(index)
+            text = Text(self._tokenizer.encode(caption), bool(_SIDES.search(caption)), *keys)
+            if len(self._texts) < KEPT_TEXTS:
+                self._texts[index, which] = text
+        return text
 
     def _usable(self, index: int) -> tuple[Pixels, int, tuple[BadPicture, ...]]:
         """The picture, or the first after it that can be used; and those that were passed over."""
