@@ -94,7 +94,7 @@ def test_every_bad_picture_is_counted_and_none_is_fatal(tmp_path, odd_folder):
     code, result, stderr = train(tmp_path, "one", str(folder))
     assert code == 0, stderr
     assert {path.rsplit("/", 1)[-1]: reason for path, reason in result["bad_pictures"].items()} == reasons
-    assert "6 pictures could not be used" in stderr and "1 truncated" in stderr and "cut.jpg: truncated" in stderr
+    assert "6 pictures could not be used" in stderr and "1 truncated" in stderr and "cut.jpg (truncated)" in stderr
     events = [row for row in read_rows(RunDir(tmp_path / "one").metrics_file) if row.get("event") == "bad_picture"]
     assert len(events) == 5  # the missing one was known before
     steps = result["steps"]
@@ -113,7 +113,7 @@ def test_too_many_bad_pictures_end_the_run_with_their_list(tmp_path):
     code, _, stderr = train(tmp_path, "run", str(folder))
     assert code == 2 and "Traceback" not in stderr
     assert "4 of 60 pictures cannot be used, more than 5%: 4 truncated" in stderr
-    assert all(f"{number}.jpg (truncated)" in stderr for number in (10, 20, 30, 40)) and "data inspect --deep" in stderr
+    assert all(f"{number}.jpg (truncated)" in stderr for number in (10, 20, 30, 40)) and "data inspect DATA --deep" in stderr
 
 
 # --- exact resume ---------------------------------------------------------------------------------------------
