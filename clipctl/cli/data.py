@@ -34,10 +34,7 @@ def inspect(
 ) -> None:
     """Say what was understood, what is in it and what is wrong with it."""
     flags = {
-        **data_flags(source, format, image_column, caption_column, image_root, separator),
-        "--val": ("data.val", val),
-        "--val-fraction": ("data.val_fraction", val_fraction),
-        "--tokenizer": ("data.tokenizer", tokenizer),
+        **data_flags(source, format, image_column, caption_column, image_root, separator, val, val_fraction, tokenizer),
         "--preset": ("preset", preset),
     }
     layers = asked_layers(config, flags, set or [])

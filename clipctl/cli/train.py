@@ -84,10 +84,7 @@ def train(
         background.start(runs_root(runs_dir), preset or "tiny", name, resume, as_json=json)
         return
     flags = {
-        **data_flags(source, format, image_column, caption_column, image_root, separator),
-        "--val": ("data.val", val),
-        "--val-fraction": ("data.val_fraction", val_fraction),
-        "--tokenizer": ("data.tokenizer", tokenizer),
+        **data_flags(source, format, image_column, caption_column, image_root, separator, val, val_fraction, tokenizer),
         "--cache": ("runtime.cache", cache),
         "--preset": ("preset", preset),
         "--epochs": ("train.epochs", epochs),
@@ -177,6 +174,9 @@ def data_flags(
     caption_column: str | None,
     image_root: str | None,
     separator: str | None,
+    val: str | None,
+    val_fraction: str | None,
+    tokenizer: str | None,
 ) -> Flags:
     """How data are read, for every command that reads them."""
     return {
@@ -186,6 +186,9 @@ def data_flags(
         "--caption-column": ("data.caption_column", caption_column),
         "--image-root": ("data.image_root", image_root),
         "--separator": ("data.separator", separator),
+        "--val": ("data.val", val),
+        "--val-fraction": ("data.val_fraction", val_fraction),
+        "--tokenizer": ("data.tokenizer", tokenizer),
     }
 
 

@@ -113,7 +113,8 @@ def test_too_many_bad_pictures_end_the_run_with_their_list(tmp_path):
     code, _, stderr = train(tmp_path, "run", str(folder))
     assert code == 2 and "Traceback" not in stderr
     assert "4 of 60 pictures cannot be used, more than 5%: 4 truncated" in stderr
-    assert all(f"{number}.jpg (truncated)" in stderr for number in (10, 20, 30, 40)) and "data inspect DATA --deep" in stderr
+    assert all(f"{number}.jpg (truncated)" in stderr for number in (10, 20, 30, 40))
+    assert "data inspect DATA --deep" in stderr
 
 
 # --- exact resume ---------------------------------------------------------------------------------------------
