@@ -363,6 +363,13 @@ def test_missing_and_empty_places(tmp_path):
         index_of(tmp_path)
     with pytest.raises(DataError, match="a picture, not a list"):
         index_of(tmp_path / "a.jpg")
+    files.write_pictures(tmp_path / "album" / "images", ["a.jpg", "b.jpg"])
+    with pytest.raises(DataError, match="2 pictures and no captions"):
+        index_of(tmp_path / "album")
+    assert len(index_of(tmp_path / "album", format="classes")) == 2
+    for format in ("sidecar", "imagefolder", "webdataset"):
+        with pytest.raises(DataError, match=f"what --format {format} needs"):
+            index_of(files.classes(tmp_path / format), format=format)
 
 
 def test_two_lists_of_captions_are_for_the_user_to_choose_from(tmp_path):

@@ -127,7 +127,9 @@ def _folder(root: Path, hints: Hints) -> Layout:
     found = survey(root)
     if hints.format in (None, "sidecar") and found.pairs:
         return sidecar_layout(root, found)
-    if hints.format in (None, "classes") and found.classes and not problem:
+    if hints.format == "classes" and found.classes:
+        return class_layout(root, found, hints)
+    if hints.format is None and problem is None and len(found.classes) > 1:  # a single one may just be called images
         return class_layout(root, found, hints)
     raise problem or _nothing_found(root, found, hints)
 
