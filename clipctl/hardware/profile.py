@@ -3,7 +3,6 @@
 One JSON file a machine and torch version. A file that cannot be read counts as absent and is written anew.
 """
 
-import getpass
 import json
 import os
 import platform
@@ -42,7 +41,8 @@ def application_dir() -> Path:
 
 def cache_dir(name: str) -> Path:
     """A directory for what can be made again; a temporary one where the application directory cannot be written."""
-    for place in (application_dir(), Path(tempfile.gettempdir()) / f"clipctl-{getpass.getuser()}"):
+    user = os.getuid() if hasattr(os, "getuid") else "user"
+    for place in (application_dir(), Path(tempfile.gettempdir()) / f"clipctl-{user}"):
         directory = place / name
         with suppress(OSError):
             directory.mkdir(parents=True, exist_ok=True)
