@@ -108,7 +108,7 @@ def test_what_is_too_large_to_try_is_tried_in_small(machine):
     machine.seconds = {("fp32", 2): 1.0, ("bf16", 2): 0.5, ("bf16", 1): 0.9}
     decided("large", steps=10_000)
     for settings, job in machine.trials:
-        assert job.model.image.depth == 2 and job.model.image.width == 1024 and len(settings) > 1
+        assert job.model.image.depth <= 2 and job.model.image.width == 1024 and len(settings) > 1
 
 
 def test_a_short_run_measures_nothing(machine):

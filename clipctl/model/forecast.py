@@ -93,10 +93,10 @@ class Job:
         """What the gradient of a weight sums over."""
         return self.batch_size * max(self.model.image.tokens, self.text_tokens)
 
-    def cut(self, *, batch_size: int | None = None) -> "Job":
+    def cut(self, *, batch_size: int | None = None, blocks: int = 2) -> "Job":
         """The same work in small: two blocks a tower instead of all, so that a step can be afforded."""
         image, text = self.model.image, self.model.text
-        shallow = replace(image, depth=min(2, image.depth)), replace(text, depth=min(2, text.depth))
+        shallow = replace(image, depth=min(blocks, image.depth)), replace(text, depth=min(blocks, text.depth))
         model = replace(self.model, image=shallow[0], text=shallow[1])
         return replace(self, model=model, batch_size=min(self.batch_size, batch_size or self.batch_size))
 

@@ -130,9 +130,12 @@ class _Decider:
         if setting.device == HYBRID:
             return "fp32", "the CPU shares the work"
         options = [replace(setting, precision=precision) for precision in PRECISIONS]
-        if not self._probe(options):
+        # On one core: several that wait for each other reach next to nothing where another program is busy, and an
+        # emulated precision would look as good.
+        probed = [replace(one, threads=1) if one.device == "cpu" else one for one in options]
+        if not self._probe(probed):
             return "fp32", "the run is too short to measure others"
-        rates = [self.profile.rate(one.device, one.precision, one.threads) for one in options]
+        rates = [self.profile.rate(one.device, one.precision, one.threads) for one in probed]
         plain = rates[0]
         promising = [
             one
@@ -141,7 +144,9 @@ class _Decider:
         ]
         if len(promising) == 1:
             others = ", ".join(f"{rate.gflops:.3g} in {rate.precision}" for rate in rates[1:] if rate)
-            return "fp32", f"products reach {plain.gflops if plain else 0:.3g} GFLOP/s here, {others}"
+            core = " on a core" if setting.device == "cpu" else ""
+            return "fp32", f"products reach {plain.gflops if plain else 0:.3g} GFLOP/s{core} here, {others}"
+        self._probe(promising)
         chosen, reason = self._fastest(promising, self._small_jobs(), lambda one: one.precision)
         return chosen.precision, reason
 
@@ -209,7 +214,8 @@ class _Decider:
         usual, best = options[0], min(seconds, key=lambda one: seconds[one])
         chosen = best if seconds[usual] > WORTHWHILE * seconds[best] else usual
         others = ", ".join(f"{name(one)} {seconds[one]:.3g} s" for one in options if one is not chosen)
-        where = "" if job == self.job else f" of {job.batch_size} pairs on two blocks a tower"
+        blocks = "one block" if job.model.image.depth == 1 else "two blocks"
+        where = "" if job == self.job else f" of {job.batch_size} pairs on {blocks} a tower"
         return chosen, f"measured {seconds[chosen]:.3g} s a step{where}, {others}"
 
     def _by_forecast(self, options: Sequence[Setting], name: Name) -> tuple[Setting, str]:
@@ -232,11 +238,13 @@ class _Decider:
         return fewer is None or usual is None or fewer.value < FEWER_THREADS_LIMIT * usual.value
 
     def _small_jobs(self) -> list[Job]:
-        return [self.job.cut(), self.job.cut(batch_size=4), self.job.cut(batch_size=2)]
+        cuts = [self.job.cut(), self.job.cut(batch_size=4), self.job.cut(batch_size=2)]
+        return [*cuts, self.job.cut(batch_size=2, blocks=1)]
 
     def _probe(self, settings: Sequence[Setting]) -> bool:
         """Know what a product of matrices reaches under these settings; False where there was no time to find out."""
-        missing = [one for one in settings if not self.profile.rate(one.device, one.precision, one.threads)]
+        known = {(rate.device, rate.precision, rate.threads) for rate in self.profile.rates}
+        missing = [one for one in settings if (one.device, one.precision, one.threads) not in known]
         if missing and self.budget_s and self._left_s() < PROBE_S * len(missing):
             return False
         rates = [
