@@ -111,6 +111,14 @@ def test_what_is_too_large_to_try_is_tried_in_small(machine):
         assert job.model.image.depth <= 2 and job.model.image.width == 1024 and len(settings) > 1
 
 
+def test_a_run_that_recomputes_is_decided_by_steps_that_do_not(machine):
+    machine.seconds = {("fp32", 2): 1.0, ("bf16", 2): 0.5, ("bf16", 1): 0.9}
+    config = resolve([Layer("test", {"model.text.vocab_size": 33, "runtime.recompute": "true"})])
+    found = decide(config, Job(config.model, 27, 60, recompute=True), 10_000)
+    assert machine.trials and not any(job.recompute for _, job in machine.trials)
+    assert found.precision.value == "bf16"
+
+
 def test_a_short_run_measures_nothing(machine):
     found = decided(steps=5)
     assert machine.trials == [] and found.precision.value == "fp32"

@@ -98,7 +98,8 @@ class Job:
         image, text = self.model.image, self.model.text
         shallow = replace(image, depth=min(blocks, image.depth)), replace(text, depth=min(blocks, text.depth))
         model = replace(self.model, image=shallow[0], text=shallow[1])
-        return replace(self, model=model, batch_size=min(self.batch_size, batch_size or self.batch_size))
+        batch_size = min(self.batch_size, batch_size or self.batch_size)
+        return replace(self, model=model, batch_size=batch_size, recompute=False)  # samples are of steps that keep all
 
     def memory(self, precision: str) -> cost.Memory:
         return cost.training_memory(self.model, self.batch_size, precision, self.text_tokens, recompute=self.recompute)

@@ -173,7 +173,7 @@ class _Decider:
 
     def _measured(self, options: Sequence[Setting], stand_ins: Sequence[Job], name: Name) -> tuple[Setting, str] | None:
         """By what was measured of all options, or of those that are close, or can be measured now."""
-        jobs = [self.job, *stand_ins]
+        jobs = [job for job in (self.job, *stand_ins) if not job.recompute]  # of which there are no samples
         if job := self._measured_job(options, jobs):
             return self._by_measurement(options, job, name)
         close = self._close(options)
