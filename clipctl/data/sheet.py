@@ -39,7 +39,7 @@ def write_sheet(source: Source, path: Path) -> None:
         except BadPictureError as error:
             draw.rectangle((left, top, left + PICTURE_PX, top + PICTURE_PX), outline=_BAD)
             lines, ink = [str(error)], _BAD
-        for line_number, line in enumerate(lines, start=0):
+        for line_number, line in enumerate(lines):
             draw.text((left, top + PICTURE_PX + 4 + line_number * LINE_PX), line, ink, font)
         name = _folded(os.path.basename(source.label(index)), font)[0]
         draw.text((left, top + PICTURE_PX + 4 + len(lines) * LINE_PX), name, _FAINT, font)

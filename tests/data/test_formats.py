@@ -591,6 +591,9 @@ def test_hints_lead_to_what_was_meant(tmp_path):
     with pytest.raises(DataError) as error:
         index_of(tmp_path / "holyday")
     assert error.value.hint == "did you mean holiday?"
+    with pytest.raises(DataError) as error:
+        index_of(tmp_path / "sintetic")
+    assert error.value.hint == "did you mean synthetic?"
     files.write_pictures(tmp_path / "excel", ["0.jpg"])
     (tmp_path / "excel" / "captions.xlsx").write_bytes(b"PK")
     with pytest.raises(DataError) as error:

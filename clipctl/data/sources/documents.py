@@ -40,10 +40,10 @@ def document_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
     roots = candidate_roots(path.parent, hints.image_root)
     if is_coco(document):
         words = "COCO captions, pictures from images.file_name, captions from annotations.caption"
-        return Layout("coco", words, lambda: _coco_rows(path, _load(path), side), [path], roots)
+        return Layout("coco", words, lambda: _coco_rows(path, document, side), [path], roots)
     if is_karpathy(document):
         words = "Karpathy's JSON, pictures from images.filename, captions from sentences.raw, split from images.split"
-        return Layout("karpathy", words, lambda: _karpathy_rows(path, _load(path)), [path], roots)
+        return Layout("karpathy", words, lambda: _karpathy_rows(path, document), [path], roots)
     items = _items(document)
     if not items or not isinstance(items[0], dict):
         raise DataError(
@@ -55,7 +55,7 @@ def document_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
     return Layout(
         "json",
         f"a list of objects, pictures from {picture}, captions from {', '.join(captions)}",
-        lambda: (_row(item, picture, captions, side) for item in _items(_load(path)) if isinstance(item, dict)),
+        lambda: (_row(item, picture, captions, side) for item in items if isinstance(item, dict)),
         [path],
         roots,
     )

@@ -106,12 +106,17 @@ class IndexedSource:
     def _chunk(self, window: slice) -> Keys:
         pictures = self.pictures[window]
         keys = np.empty(len(pictures), dtype=np.uint64)
+        for part, mine, numbers in self._by_part(pictures):
+            # Mapped anew, so that what was read does not stay in memory.
+            keys[mine] = np.load(part.path / "picture_key.npy", mmap_mode="r")[numbers]
+        return keys
+
+    def _by_part(self, pictures: NDArray[np.int32]) -> Iterator[tuple[Index, NDArray[np.bool_], NDArray[np.int32]]]:
+        """Each part that has some of these pictures, which of them, and their numbers there."""
         for part, start, end in zip(self.parts, self._starts, self._starts[1:], strict=False):
             mine = (pictures >= start) & (pictures < end)
             if mine.any():
-                # Mapped anew, so that what was read does not stay in memory.
-                keys[mine] = np.load(part.path / "picture_key.npy", mmap_mode="r")[pictures[mine] - start]
-        return keys
+                yield part, mine, pictures[mine] - np.int32(start)
 
     def label(self, index: int) -> str:
         part, number = self._at(index)
@@ -126,16 +131,15 @@ class IndexedSource:
     def content(self, index: int) -> bytes:
         """The file as it is. Raises BadPictureError."""
         part, number = self._at(index)
-        try:
-            return part.read(number, FILE_LIMIT_BYTES + 1)
-        except OSError as error:
-            if error.errno in LASTING_ERRORS:
-                raise BadPictureError(LASTING_ERRORS[error.errno]) from None
-        time.sleep(RETRY_S)  # too many open files, a network that has to wake up
-        try:
-            return part.read(number, FILE_LIMIT_BYTES + 1)
-        except (OSError, ValueError) as error:
-            raise BadPictureError(f"unreadable ({error})") from None
+        for is_last in (False, True):
+            try:
+                return part.read(number, FILE_LIMIT_BYTES + 1)
+            except OSError as error:
+                lasting = LASTING_ERRORS.get(error.errno or 0)
+                if lasting or is_last:
+                    raise BadPictureError(lasting or f"unreadable ({error})") from None
+            time.sleep(RETRY_S)  # too many open files, a network that has to wake up
+        raise AssertionError
 
     # --- captions
 
@@ -157,8 +161,7 @@ class IndexedSource:
         return np.concatenate(list(self.caption_key_chunks()) or [np.zeros(0, dtype=np.uint64)])
 
     def caption_key_chunks(self) -> Iterator[Keys]:
-        for part, start, end in zip(self.parts, self._starts, self._starts[1:], strict=False):
-            mine = self.pictures[(self.pictures >= start) & (self.pictures < end)] - start
+        for part, _, mine in self._by_part(self.pictures):
             for window in range(0, len(mine), CHUNK):
                 numbers = mine[window : window + CHUNK]
                 firsts, lasts = part.first_captions[numbers], part.first_captions[numbers + 1]
@@ -174,18 +177,9 @@ class IndexedSource:
 
     def caption_keys(self, choice: NDArray[np.int64]) -> Keys:
         keys = np.empty(len(self), dtype=np.uint64)
-        for part, start, mine in self._by_part():
-            rows = part.caption_rows[part.first_captions[self.pictures[mine] - start] + choice[mine]]
-            keys[mine] = part.row_keys[rows]
+        for part, mine, numbers in self._by_part(self.pictures):
+            keys[mine] = part.row_keys[part.caption_rows[part.first_captions[numbers] + choice[mine]]]
         return keys
-
-    def _by_part(self) -> Iterator[tuple[Index, int, NDArray[np.bool_] | slice]]:
-        """Each part, the number its pictures start at, and which of ours lie in it."""
-        if len(self.parts) == 1:
-            yield self.parts[0], 0, slice(None)
-            return
-        for part, start, end in zip(self.parts, self._starts, self._starts[1:], strict=False):
-            yield part, int(start), (self.pictures >= start) & (self.pictures < end)
 
     # --- all captions of the parts
 

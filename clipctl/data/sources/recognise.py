@@ -73,10 +73,10 @@ def check_place(text: str) -> None:
 
 def _neighbours(path: Path) -> str:
     try:
-        names = sorted(os.listdir(path.parent))
+        names = sorted(name for name in os.listdir(path.parent) if not name.startswith("."))
     except OSError:
         return "clipctl train without a path uses built-in pictures"
-    if close := get_close_matches(path.name, names, n=1):
+    if close := get_close_matches(path.name, [*names, "synthetic"], n=1):
         return f"did you mean {close[0]}?"
     return f"{path.parent} holds {', '.join(names[:8]) or 'nothing'}{', …' if len(names) > 8 else ''}"
 
