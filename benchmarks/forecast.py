@@ -33,18 +33,18 @@ def clipctl(*arguments: str) -> dict:
 
 
 def measured(arguments: list[str], directory: Path) -> tuple[float, int]:
-    """Median seconds of a step and peak memory of a training."""
+    """Mean seconds of a step and peak memory of a training."""
     summary = clipctl("train", *arguments, "--runs-dir", str(directory))
     rows = metrics.read_rows(Path(summary["run"]) / "metrics.jsonl")
     steps = [row["step_s"] for row in rows if row["kind"] == "step" and row["step"] > WARM_STEPS]
-    return statistics.median(steps), summary["peak_memory_bytes"]
+    return statistics.fmean(steps), summary["peak_memory_bytes"]
 
 
 def measured_often(arguments: list[str], times: int) -> tuple[float, float]:
-    """The median of several trainings. Here two processes that do the same small steps differ by up to half."""
+    """The mean of several trainings. On a shared host the same small steps take half longer for seconds at a time."""
     with tempfile.TemporaryDirectory() as directory:
         found = [measured(arguments, Path(directory)) for _ in range(times)]
-    return statistics.median(one[0] for one in found), statistics.median(one[1] for one in found)
+    return statistics.fmean(one[0] for one in found), statistics.median(one[1] for one in found)
 
 
 def run(presets: list[str], batches: list[int], precision: str) -> list[tuple[float, float]]:

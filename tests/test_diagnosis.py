@@ -212,6 +212,17 @@ def test_a_save_that_failed_until_one_succeeds(story):
     assert not story.alerts()
 
 
+def test_bad_pictures_are_counted_and_hide_no_other_event(story):
+    story.tell(100)
+    story.writer.write(metrics.EVENT, {"event": "save_failed", "step": 100, "message": "the disk is full"})
+    for count in range(1, 31):
+        row = {"event": "bad_picture", "step": 100, "message": "a.jpg: truncated", "counts": {"truncated": count}}
+        story.writer.write(metrics.EVENT, row)
+    alerts = story.alerts()
+    assert names(alerts) == {"save_failed", "bad_pictures"}
+    assert alerts["bad_pictures"].what == "30 pictures cannot be used: 30 truncated"
+
+
 def test_silence(story):
     assert names(story.tell(100).alerts(silence_s=20.0)) == {"silent"}
 
@@ -227,5 +238,5 @@ def test_rows_with_nothing_in_them(tmp_path):
     view = RunView()
     for rows in MetricsTail(path).poll()[1]:
         view.fold(rows)
-    assert view.step == 199 and len(CHECKS) == 14
+    assert view.step == 199 and len(CHECKS) == 15
     assert not diagnose(view, FACTS)

@@ -62,3 +62,9 @@ def test_median_and_quartiles():
     samples = Timing(1.0, (1.0, 2.0, 3.0, 4.0, 100.0))
     assert (samples.median_s, samples.min_s, samples.iqr_s) == (3.0, 1.0, 2.0)
     assert Timing(1.0, (1.0,)).iqr_s == 0.0
+
+
+def test_a_mean_counts_every_state_of_the_machine_but_no_outlier():
+    bimodal = Timing(1.0, (3.0, 1.0, 3.0, 1.0, 1.0, 3.0, 1.0, 50.0, 1.0, 0.01))
+    assert bimodal.mean_s == pytest.approx((5 * 1.0 + 3 * 3.0) / 8)
+    assert Timing(1.0, (2.0,)).mean_s == 2.0

@@ -35,7 +35,7 @@ class Row:
     roof_share: float | None = None  # of what the measured peaks allow
     bound: str | None = None  # compute, memory, cache or launch: what holds it back
     round_trip: list[float] | None = None  # samples with the data copied in and the result copied out
-    error: float | None = None  # largest difference from the CPU's fp32 result, relative to its largest value
+    error: float | None = None  # largest difference from the CPU's fp32 result (None), relative to its largest value
     peak_bytes: int | None = None  # of a step
     text_tokens: int | None = None
     model: dict[str, Any] | None = None  # of a step, by dotted key

@@ -238,6 +238,19 @@ def slowdown(view: RunView, facts: Facts) -> Iterator[Alert]:
     )
 
 
+def bad_pictures(view: RunView, facts: Facts) -> Iterator[Alert]:
+    counts = {reason: count for reason, count in view.bad_pictures.items() if isinstance(count, int)}
+    if total := sum(counts.values()):
+        reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
+        yield Alert(
+            "bad_pictures",
+            "warn",
+            f"{total:,} {'picture' if total == 1 else 'pictures'} cannot be used: {reasons}",
+            "others stand in for them; above 5 % the run would stop",
+            "clipctl data inspect DATA --deep lists them",
+        )
+
+
 def memory_pressure(view: RunView, facts: Facts) -> Iterator[Alert]:
     available, rss = number(view.system.get("available_bytes")), number(view.system.get("rss_bytes"))
     swap, swap_before = (number(row.get("swap_used_bytes")) for row in (view.system, view.first_system))
@@ -329,6 +342,7 @@ CHECKS: tuple[Callable[[RunView, Facts], Iterator[Alert]], ...] = (
     validation,
     data_bound,
     slowdown,
+    bad_pictures,
     memory_pressure,
     disk_nearly_full,
     silent,

@@ -46,6 +46,7 @@ class RunView:
     evaluations: list[EvalPoint] = field(default_factory=list)
     checkpoints: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
     events: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
+    bad_pictures: dict[str, int] = field(default_factory=dict)  # how many by reason
     recent: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=WINDOW))  # step rows
     system: dict[str, Any] = field(default_factory=dict)  # the latest
     first_system: dict[str, Any] = field(default_factory=dict)  # of this attempt
@@ -106,6 +107,9 @@ class RunView:
                     self.evaluations[:-RECENT_EVALUATIONS] = thinned
             case metrics.CHECKPOINT:
                 self.checkpoints.append(row)
+            case metrics.EVENT if row.get("event") == "bad_picture":  # there may be thousands
+                counts = row.get("counts")
+                self.bad_pictures = counts if isinstance(counts, dict) else self.bad_pictures
             case metrics.EVENT:
                 self.events.append(row)
 

@@ -5,7 +5,8 @@ import math
 import signal
 import time
 import typing
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -155,16 +156,22 @@ class BadPictures:
 
     def __init__(self, plan: TrainPlan, held_out: Sequence[BadPicture]) -> None:
         self._plan = plan
-        self.reasons = dict.fromkeys(plan.data.missing, "missing")  # by label
-        self.reasons |= {plan.val_source.label(one.picture): one.reason for one in held_out}
+        self.reasons: dict[str, str] = {}  # by label
+        self.counts: Counter[str] = Counter()  # by reason
+        self.add(dict.fromkeys(plan.data.missing, "missing"))
+        self.add({plan.val_source.label(one.picture): one.reason for one in held_out})
         self.check()
+
+    def add(self, reasons: Mapping[str, str]) -> dict[str, str]:
+        """Take note; returns those that are new."""
+        new = {label: reason for label, reason in reasons.items() if label not in self.reasons}
+        self.reasons |= new
+        self.counts.update(new.values())
+        return new
 
     def see(self, pictures: Iterable[BadPicture]) -> dict[str, str]:
         """Take note of training pictures; returns those that are new."""
-        labels = {self._plan.train_source.label(one.picture): one.reason for one in pictures}
-        new = {label: reason for label, reason in labels.items() if label not in self.reasons}
-        self.reasons |= new
-        return new
+        return self.add({self._plan.train_source.label(one.picture): one.reason for one in pictures})
 
     def check(self) -> None:
         """Raise where they are too many."""
@@ -209,6 +216,8 @@ class _Training:
         self.writer = MetricsWriter(run.metrics_file, run.run_id)
         if self.attempt > 1:
             self.writer.write(metrics.RESUME, {"step": self.first_step, "attempt": self.attempt})
+        if self.bad.counts:
+            self._write_bad("known before the first step")
         self.step_log = StepLog(self.writer, plan.device, self.guard)
         self.clock = PhaseClock(plan.device)
         self.recorder = SystemRecorder(
@@ -238,7 +247,7 @@ class _Training:
         self.best = Evaluation.from_dict(facts["best"])
         self.epoch_window = StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None
         self.guard.in_a_row = facts["skipped_in_a_row"]
-        self.bad.reasons |= facts.get("bad_pictures", {})
+        self.bad.add(facts.get("bad_pictures", {}))
 
     def _next_attempt(self) -> int:
         """One more than any that left a trace."""
@@ -348,9 +357,13 @@ class _Training:
 
     def _note_bad(self, pictures: Sequence[BadPicture]) -> None:
         for label, reason in self.bad.see(pictures).items():
-            row = {"step": self.state.step, "event": "bad_picture", "message": f"{label}: {reason}"}
-            self.writer.write(metrics.EVENT, row)
+            self._write_bad(f"{label}: {reason}")
         self.bad.check()
+
+    def _write_bad(self, message: str) -> None:
+        """With the counts of all so far, so that whoever reads the last such row knows them."""
+        row = {"step": self.state.step, "event": "bad_picture", "message": message, "counts": dict(self.bad.counts)}
+        self.writer.write(metrics.EVENT, row)
 
     def _next_batch(self) -> None:
         self.progress += 1

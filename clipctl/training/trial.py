@@ -79,7 +79,7 @@ def sample_of(setting: Setting, job: Job, timing: Timing, peak_bytes: int | None
         model=model_keys(job.model),
         batch_size=job.batch_size,
         text_tokens=job.text_tokens,
-        step_s=timing.median_s,
+        step_s=timing.mean_s,
         iqr_s=timing.iqr_s,
         peak_bytes=peak_bytes,
         saved_s=now_s(),

@@ -4,11 +4,14 @@ import io
 import json
 import os
 import signal
+from collections import Counter
 
 import numpy as np
 import pytest
 from PIL import Image
+from typer.testing import CliRunner
 
+from clipctl.cli.app import app
 from clipctl.runs.metrics import read_rows
 from clipctl.runs.rundir import RunDir
 from tests.conftest import MICRO
@@ -96,7 +99,11 @@ def test_every_bad_picture_is_counted_and_none_is_fatal(tmp_path, odd_folder):
     assert {path.rsplit("/", 1)[-1]: reason for path, reason in result["bad_pictures"].items()} == reasons
     assert "6 pictures could not be used" in stderr and "1 truncated" in stderr and "cut.jpg (truncated)" in stderr
     events = [row for row in read_rows(RunDir(tmp_path / "one").metrics_file) if row.get("event") == "bad_picture"]
-    assert len(events) == 5  # the missing one was known before
+    assert len(events) == 6 and events[0]["counts"] == {"missing": 1}  # the missing one was known before
+    assert events[-1]["counts"] == dict(Counter(reasons.values()))
+    watched = CliRunner().invoke(app, ["monitor", str(tmp_path / "one"), "--json"])
+    (alert,) = [one for one in json.loads(watched.stdout)["alerts"] if one["name"] == "bad_pictures"]
+    assert "6 pictures cannot be used: 1 missing" in alert["what"]
     steps = result["steps"]
     assert train(tmp_path, "two", str(folder), workers=2)[0] == 0
     assert digest(RunDir(tmp_path / "one"), steps) == digest(RunDir(tmp_path / "two"), steps)
