@@ -55,7 +55,7 @@ def run(presets: list[str], batches: list[int], precision: str) -> list[tuple[fl
     print(
         f"{'preset':<7}{'batch':>6}{'forecast':>11}{'measured':>11}{'off':>7}{'memory':>12}{'measured':>11}{'off':>7}"
     )
-    off = []
+    off, within = [], 0
     for preset in presets:
         for batch in batches:
             steps, times = (150, 5) if preset == "tiny" else (WARM_STEPS + 3, 1)
@@ -72,6 +72,7 @@ def run(presets: list[str], batches: list[int], precision: str) -> list[tuple[fl
             plan = clipctl("train", *arguments, "--dry-run")
             step_s, peak_bytes = measured_often(arguments, times)
             forecast_s, forecast_bytes = plan["step_s"]["value"], plan["memory"]["total_bytes"]
+            within += plan["step_s"]["low"] <= step_s <= plan["step_s"]["high"]
             off.append((forecast_s / step_s - 1, forecast_bytes / peak_bytes - 1))
             print(
                 f"{preset:<7}{batch:>6}{forecast_s:>10.3f}s{step_s:>10.3f}s{off[-1][0]:>+7.0%}"
@@ -79,6 +80,7 @@ def run(presets: list[str], batches: list[int], precision: str) -> list[tuple[fl
                 f"  {plan['step_s']['basis']}, {plan['memory']['basis']}",
                 flush=True,
             )
+    print(f"{within} of {len(off)} step times lie in the interval that was forecast")
     return off
 
 

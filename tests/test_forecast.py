@@ -82,6 +82,14 @@ def test_a_measured_step_is_taken_as_it_is():
     assert model.step_s(FP32, TARGETS[1]).basis == "interpolated"
 
 
+def test_a_machine_that_was_not_quiet_is_forecast_with_a_wider_interval():
+    quiet = [sample(one) for one in MEASURED]
+    noisy = [replace(one, iqr_s=0.4 * one.step_s) for one in quiet]
+    calm, loud = (cost_model(samples).step_s(FP32, TARGETS[4]) for samples in (quiet, noisy))
+    assert calm.value == loud.value and calm.high < 1.15 * calm.value
+    assert loud.high == pytest.approx(1.4 * loud.value, rel=0.05)
+
+
 def test_far_from_what_was_measured_it_says_so_and_is_less_sure():
     model = cost_model([sample(one) for one in MEASURED[:3]])
     near, far = model.step_s(FP32, job("tiny", 32)), model.step_s(FP32, job("huge", 32))

@@ -67,4 +67,5 @@ def test_median_and_quartiles():
 def test_a_mean_counts_every_state_of_the_machine_but_no_outlier():
     bimodal = Timing(1.0, (3.0, 1.0, 3.0, 1.0, 1.0, 3.0, 1.0, 50.0, 1.0, 0.01))
     assert bimodal.mean_s == pytest.approx((5 * 1.0 + 3 * 3.0) / 8)
-    assert Timing(1.0, (2.0,)).mean_s == 2.0
+    assert Timing(1.0, (1.0, 9.0, 2.0)).mean_s == 2.0  # of three, the median
+    assert Timing(1.0, (2.0, 4.0)).mean_s == 3.0

@@ -278,7 +278,8 @@ def bad_pictures_text(reasons: dict[str, str]) -> Text:
     """How many could not be used, and which."""
     from clipctl.data.sources.catalog import bad_counts, bad_lines
 
-    first = f"warning: {len(reasons):,} pictures could not be used ({bad_counts(reasons.values())}):"
+    noun = "picture" if len(reasons) == 1 else "pictures"
+    first = f"warning: {len(reasons):,} {noun} could not be used ({bad_counts(reasons.values())}):"
     return plain("\n  ".join([first, *bad_lines(reasons)]), style="yellow")
 
 

@@ -140,7 +140,9 @@ def train(
     with TerminalWatcher(console) as watcher:
         summary = loop.train(plan, run, watcher, resume_from=checkpoint)
     for alert in RunWatcher(run).look(time.monotonic()).alerts:
-        console.print(render.plain(f"warning: {alert.what}: {alert.why}; {alert.todo}", style="yellow"), soft_wrap=True)
+        words = f"warning: {alert.what}: {alert.why}; {alert.todo}"
+        if alert.name != "bad_pictures":  # those are listed by name
+            console.print(render.plain(words, style="yellow"), soft_wrap=True)
     if summary.bad_pictures:
         console.print(render.bad_pictures_text(summary.bad_pictures), soft_wrap=True)
     if json:

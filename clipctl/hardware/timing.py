@@ -28,10 +28,14 @@ class Timing:
 
     @property
     def mean_s(self) -> float:
-        """Without the fastest and the slowest tenth. A long run takes its steps' sum, so forecasts are made of means:
-        a machine that is slow one second in three is neither slow nor fast, as its median would say."""
-        tenth = len(self.samples_s) // 10
-        return statistics.fmean(sorted(self.samples_s)[tenth : len(self.samples_s) - tenth])
+        """Without the fastest and the slowest tenth, of three or more at least one each.
+
+        A long run takes its steps' sum, so forecasts are made of means: a machine that is slow one second in three is
+        neither slow nor fast, as its median would say.
+        """
+        count = len(self.samples_s)
+        cut = max(count // 10, int(count >= 3))
+        return statistics.fmean(sorted(self.samples_s)[cut : count - cut])
 
     @property
     def min_s(self) -> float:

@@ -6,6 +6,7 @@ Without any measurement that leaves the prior, with some it is hardly felt. Memo
 """
 
 import math
+import statistics
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
@@ -193,6 +194,9 @@ class CostModel:
             # A fit through as many points as prices misses none of them, and still knows nothing of others.
             freedom = max(1, len(misses) - len(prices) / 2)
             spread = 2 * math.sqrt(sum(miss**2 for miss in misses) / freedom)
+            # And a machine that was not quiet then may be quieter, or busier, when it matters.
+            noise = statistics.median(sample.iqr_s / sample.step_s for sample, _ in samples)
+            spread = math.hypot(spread, noise)
             density = [job.work.flops / job.work.kernels for _, job in samples]
             self._fits[setting] = prices, max(SPREAD_FLOOR, spread, 0.3 / len(samples)), (min(density), max(density))
         return self._fits[setting]
