@@ -34,7 +34,7 @@ PROCESS_BYTES = 330 * 2**20  # Python, torch and its libraries, as measured on L
 TRAINER_BYTES = 40 * 2**20  # what a training holds that bare steps do not: terminal, log, sensors, held-out pictures
 CONTEXT_BYTES = 64 * 2**20  # what an accelerator's libraries keep on it
 MARGIN = 0.05  # of the memory, for what no arithmetic sees
-SPREAD_FLOOR = 0.05  # no forecast is surer than this
+SPREAD_FLOOR = 0.1  # no forecast is surer than this: the same steps differ so much from one minute to the next
 WORTHWHILE = 1.10  # what departs from the usual must be this much faster
 ASSUMED_TEXT_TOKENS = 60  # of the longest caption in a batch, where no captions are known
 RANGE_FACTOR = 2.0  # work per operation up to this far beyond what was measured still counts as between
@@ -276,7 +276,7 @@ class CostModel:
         exact = self.measured(setting, job)
         if exact and exact.peak_bytes:
             besides = TRAINER_BYTES if setting.device == "cpu" else 0
-            return calibrated, Estimate.around(exact.peak_bytes + besides, SPREAD_FLOOR, "measured")
+            return calibrated, Estimate.around(exact.peak_bytes + besides, MARGIN, "measured")
         basis: Basis = "interpolated" if need.total_bytes <= 4 * largest else "extrapolated"
         return calibrated, Estimate.around(calibrated.total_bytes, 0.15, basis)
 
