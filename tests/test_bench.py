@@ -8,6 +8,7 @@ import sys
 from dataclasses import replace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from clipctl.bench import measure, operations, steps
@@ -132,9 +133,17 @@ def test_a_missing_device_has_its_own_exit_code():
     assert done.exit_code == 4 and "cuda:7 is not available" in done.stderr
 
 
+def test_operands_that_are_moved_lie_elsewhere_and_give_the_same():
+    work = measure._Work(torch.add, (torch.arange(1000.0), torch.ones(1000)))
+    before, places = work(), [one.data_ptr() for one in work._operands]
+    work.move()
+    assert torch.equal(work(), before)
+    assert not set(places) & {one.data_ptr() for one in work._operands}
+
+
 def test_sizes_that_do_not_fit_are_refused_with_the_need():
     done = invoke("bench", "--sizes", "1e12")
-    assert done.exit_code == 4 and "needs about 29802.3 GiB" in done.stderr and "fits" in done.stderr
+    assert done.exit_code == 4 and "needs about 40978.2 GiB" in done.stderr and "fits" in done.stderr
 
 
 # --- what comes out -------------------------------------------------------------------------------------------

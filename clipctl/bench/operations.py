@@ -84,5 +84,6 @@ OPERATIONS = (
 
 
 def need_bytes(size: int) -> int:
-    """What an operation of a size holds at most: three operands in three precisions, a result and a reference."""
-    return 4 * size * 8
+    """What an operation of a size holds at most: three operands in three precisions and again while they are moved, a
+    result and a reference."""
+    return 4 * size * 11
