@@ -96,7 +96,7 @@ class _Case:
 
 class _Work:
     """An operation and its operands, which are moved between samples: where in memory they lie makes a sum or a GELU
-    up to half slower, the same all day in one process and different in the next."""
+    up to half slower, steadily in one process and not in the next."""
 
     def __init__(self, run: Callable[..., Tensor], operands: tuple[Tensor, ...]) -> None:
         self._run, self._operands = run, operands
