@@ -14,7 +14,7 @@ from clipctl.bench.crossover import find_crossovers
 from clipctl.bench.operations import OPERATIONS, Operation
 from clipctl.bench.overhead import measure_overhead
 from clipctl.bench.results import SUITES, BenchResult, Overhead, Peak, Row
-from clipctl.bench.steps import CALIBRATION, StepProbe, measure_probes
+from clipctl.bench.steps import CALIBRATION, Turn, measure_probes
 from clipctl.config import PRECISIONS
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import devices
@@ -47,7 +47,7 @@ class BenchRequest:
     devices: tuple[str, ...] | None = None  # None: all
     dtypes: tuple[str, ...] = PRECISIONS
     threads: tuple[int, ...] | None = None  # None: one, and one for each core
-    probes: tuple[StepProbe, ...] = ()
+    turns: tuple[Turn, ...] = CALIBRATION  # of training steps
 
 
 def bench(request: BenchRequest, tell: Tell = lambda line: None) -> BenchResult:
@@ -134,8 +134,7 @@ class _Bench:
         if "step" in self.request.suites:
             self.peaks = self.peaks or [peak for place in self.places for peak in self._quick_peaks(place)]
             labels = [place.label for place in self.places]
-            groups = [(probe,) for probe in self.request.probes] or CALIBRATION
-            probes = measure_probes(groups, labels, self.most, self.peaks, self.tell)
+            probes = measure_probes(self.request.turns, labels, self.most, self.peaks, self.tell)
             rows += probes.rows
             self.skipped += probes.skipped
         result = BenchResult(

@@ -1,7 +1,8 @@
 """The `step` suite: the project's own training step, for presets and for probes that calibrate forecasts."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from clipctl.bench.results import Peak, Row
@@ -13,7 +14,7 @@ from clipctl.hardware.profile import StepSample, keep_steps, load_profile
 from clipctl.hardware.timing import Timing
 from clipctl.model.cost import ASSUMED_VOCAB_SIZE
 from clipctl.model.forecast import ASSUMED_TEXT_TOKENS, CostModel, Job, Setting, model_keys
-from clipctl.training.trial import Task, measure_apart, sample_of
+from clipctl.training.trial import Measured, Task, TrialProcess, sample_of
 
 STEP_LIMIT_S = 0.5
 PROMISING = 1.2  # another precision is stepped through if its products are this much faster
@@ -26,7 +27,6 @@ class StepProbe:
     preset: str
     batch_size: int
     depths: tuple[int, int] | None = None  # image and text blocks; None: all
-    precisions: tuple[str, ...] = ("fp32",)
 
     @property
     def name(self) -> str:
@@ -47,17 +47,36 @@ class StepProbe:
         return Job(config.model, self.batch_size, min(ASSUMED_TEXT_TOKENS, config.model.text.context))
 
 
+@dataclass(frozen=True)
+class Turn:
+    """Probes that are measured one after the other in one process; turns of the same probes share theirs."""
+
+    probes: tuple[StepProbe, ...]
+    precisions: tuple[str, ...] = ("fp32",)
+
+    @property
+    def name(self) -> str:
+        return ", ".join(f"{probe.name} at batch {probe.batch_size}" for probe in self.probes)
+
+
 # What forecasts are calibrated with: small and wide models, small and large batches, few and many weights. Wide models
 # are cut to two or three blocks, because a block costs what a block costs, however many there are. Quick ones are
 # measured again and again in between: a laptop is slower in one minute than in the next.
-_QUICK = tuple(StepProbe("tiny", batch_size, precisions=PRECISIONS) for batch_size in (2, 16, 48))
+_QUICK = Turn(tuple(StepProbe("tiny", batch_size) for batch_size in (2, 16, 48)), PRECISIONS)
+_MANY_WEIGHTS = (StepProbe("small", 2),)
+_WIDE = (StepProbe("small", 8, (2, 2)),)
+_LARGE_BATCH = (StepProbe("small", 24, (3, 1)),)
 CALIBRATION = (
     _QUICK,
-    (StepProbe("small", 2, precisions=PRECISIONS),),
+    Turn(_MANY_WEIGHTS),
     _QUICK,
-    (StepProbe("small", 8, (2, 2), precisions=PRECISIONS),),
+    Turn(_MANY_WEIGHTS, PRECISIONS[1:]),
     _QUICK,
-    (StepProbe("small", 24, (3, 1), precisions=PRECISIONS),),
+    Turn(_WIDE, PRECISIONS),
+    _QUICK,
+    Turn(_LARGE_BATCH),
+    _QUICK,
+    Turn(_LARGE_BATCH, PRECISIONS[1:]),
     _QUICK,
 )
 
@@ -69,36 +88,29 @@ class ProbeResults:
 
 
 def measure_probes(
-    groups: Sequence[Sequence[StepProbe]],
+    turns: Sequence[Turn],
     devices: Sequence[str],
     threads: int,
     peaks: Sequence[Peak],
     tell: Callable[[str], None] = lambda line: None,
 ) -> ProbeResults:
-    """Every probe on every device, each group in a process of its own; samples are kept for forecasts."""
+    """Every turn on every device; samples are kept for forecasts."""
     results = ProbeResults()
     timings: dict[tuple[StepProbe, Setting], Timing] = {}
     peaks_bytes: dict[tuple[StepProbe, Setting], int] = {}
-    asked = dict.fromkeys(precision for group in groups for probe in group for precision in probe.precisions)
+    asked = dict.fromkeys(precision for turn in turns for precision in turn.precisions)
     for device, precision in itertools.product(devices, asked):
         if not _is_promising(device, precision, peaks):
             results.skipped.append(f"steps in {precision} on {device}: products are not faster in it")
-    for group, device in itertools.product(groups, devices):
-        tasks = {
-            probe: Task(probe.config, probe.job, settings)
-            for probe in group
-            if (settings := _settings(probe, device, threads, peaks))
-        }
-        names = ", ".join(f"{probe.name} at batch {probe.batch_size}" for probe in tasks)
-        tell(f"measuring steps of {names} on {device}")
-        try:
-            measured = measure_apart(list(tasks.values()), limit_s=STEP_LIMIT_S) if tasks else []
-        except DeviceError as error:
-            results.skipped.append(f"steps of {names}: {error}")
-            continue
-        for number, ((probe, task), (found, peak_bytes)) in enumerate(zip(tasks.items(), measured, strict=True)):
-            if number == 0:  # what comes later inherits the memory of what came before
-                peaks_bytes.setdefault((probe, task.settings[0]), peak_bytes)
+    visits = [
+        _Visit(turn, device, settings)
+        for turn, device in itertools.product(turns, devices)
+        if (settings := _settings(turn, device, threads, peaks))
+    ]
+    for visit, measured in _measured(visits, results.skipped, tell):
+        for probe, (found, peak_bytes) in zip(visit.turn.probes, measured, strict=True):
+            if peak_bytes is not None:
+                peaks_bytes[probe, visit.settings[0]] = peak_bytes
             for setting, timing in found.items():
                 known = timings.get((probe, setting))
                 timings[probe, setting] = known + timing if known else timing
@@ -108,8 +120,41 @@ def measure_probes(
     return results
 
 
-def _settings(probe: StepProbe, device: str, threads: int, peaks: Sequence[Peak]) -> tuple[Setting, ...]:
-    precisions = (one for one in probe.precisions if _is_promising(device, one, peaks))
+@dataclass(frozen=True)
+class _Visit:
+    """A turn on one device."""
+
+    turn: Turn
+    device: str
+    settings: tuple[Setting, ...]
+
+    @property
+    def process_key(self) -> tuple[tuple[StepProbe, ...], str]:
+        return self.turn.probes, self.device
+
+
+def _measured(
+    visits: Sequence[_Visit], skipped: list[str], tell: Callable[[str], None]
+) -> Iterator[tuple[_Visit, list[Measured]]]:
+    """Each in the process of its probes, which ends after the last of its visits."""
+    processes: dict[tuple[tuple[StepProbe, ...], str], TrialProcess] = {}
+    with ExitStack() as stack:
+        for number, visit in enumerate(visits):
+            tell(f"measuring steps of {visit.turn.name} on {visit.device}")
+            process = processes.get(visit.process_key) or stack.enter_context(closing(TrialProcess()))
+            processes[visit.process_key] = process
+            try:
+                tasks = [Task(probe.config, probe.job, visit.settings) for probe in visit.turn.probes]
+                yield visit, process.measure(tasks, limit_s=STEP_LIMIT_S)
+            except DeviceError as error:
+                if (words := f"steps of {visit.turn.name}: {error}") not in skipped:
+                    skipped.append(words)
+            if all(later.process_key != visit.process_key for later in visits[number + 1 :]):
+                process.close()
+
+
+def _settings(turn: Turn, device: str, threads: int, peaks: Sequence[Peak]) -> tuple[Setting, ...]:
+    precisions = (one for one in turn.precisions if _is_promising(device, one, peaks))
     return tuple(Setting(device, precision, threads) for precision in precisions)
 
 
@@ -155,6 +200,7 @@ def measure_job(
         step = CostModel(load_profile()).step_s(setting, job)
         chosen = job.cut() if step is None or step.value > AFFORDABLE_STEP_S else job
         tell(f"measuring steps of batch {chosen.batch_size} in {setting.precision} on {device}")
-        ((timings, peak_bytes),) = measure_apart([Task(config, chosen, (setting,))], limit_s=STEP_LIMIT_S)
+        with closing(TrialProcess()) as process:
+            ((timings, peak_bytes),) = process.measure([Task(config, chosen, (setting,))], limit_s=STEP_LIMIT_S)
         samples.append(sample_of(setting, chosen, timings[setting], peak_bytes))
     keep_steps(samples)

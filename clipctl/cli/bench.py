@@ -91,24 +91,24 @@ def parse_request(
         raise ConfigErrors(problems)
 
     from clipctl.bench.measure import DEFAULT_SIZES, BenchRequest
-    from clipctl.bench.steps import StepProbe
+    from clipctl.bench.steps import CALIBRATION, StepProbe, Turn
 
     chosen = names["--suites"]
     if chosen is None:  # sizes are of elements, so whoever names some means the operations; models mean steps
         micro, steps = known_suites[:-1], known_suites[-1:]
         chosen = steps if models and not sizes else micro if sizes and not models else known_suites
-    precisions = names["--dtypes"] or ("fp32",)
     return BenchRequest(
         sizes=counts["--sizes"] or DEFAULT_SIZES,
         suites=chosen,
         devices=tuple(part for text in devices for part in text.split(",") if part) if devices else None,
         dtypes=names["--dtypes"] or known_dtypes,
         threads=counts["--threads"],
-        probes=tuple(
-            StepProbe(preset, batch_size, precisions=precisions)
+        turns=tuple(
+            Turn((StepProbe(preset, batch_size),), names["--dtypes"] or ("fp32",))
             for preset in names["--model"] or ()
             for batch_size in counts["--batch-sizes"] or (8,)
-        ),
+        )
+        or CALIBRATION,
     )
 
 

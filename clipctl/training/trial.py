@@ -95,27 +95,38 @@ class Task:
     settings: tuple[Setting, ...]
 
 
-Measured = tuple[dict[Setting, Timing], int]  # timings, and the peak memory until the first setting was through
+# Timings, and the peak memory until the first setting was through. Only the first task of a process has a peak: what
+# comes later inherits the memory of what came before.
+Measured = tuple[dict[Setting, Timing], int | None]
 
 
-def measure_apart(tasks: Sequence[Task], *, limit_s: float) -> list[Measured]:
-    """In a process of its own: its peak memory is that of these steps, and if the system kills it, only it is gone."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(max_workers=1, mp_context=context) as pool:
+class TrialProcess:
+    """A process for steps: its peak memory is theirs, and if the system kills it, only it is gone."""
+
+    def __init__(self) -> None:
+        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+        self._is_fresh = True
+
+    def measure(self, tasks: Sequence[Task], *, limit_s: float) -> list[Measured]:
+        was_fresh, self._is_fresh = self._is_fresh, False
         try:
-            return pool.submit(_measure, tasks, limit_s).result()
+            return self._pool.submit(_measure, tasks, limit_s, was_fresh).result()
         except BrokenProcessPool:
             words = "the steps were ended by the system, most likely for want of memory"
         except (RuntimeError, MemoryError) as error:
             words = "out of memory" if is_out_of_memory(error) else str(error).strip().splitlines()[0]
         raise DeviceError(f"{words} at batch size {tasks[-1].job.batch_size} on {tasks[-1].settings[0].device}")
 
+    def close(self) -> None:
+        self._pool.shutdown()
 
-def _measure(tasks: Sequence[Task], limit_s: float) -> list[Measured]:
-    return [_measure_task(task, limit_s) for task in tasks]
+
+def _measure(tasks: Sequence[Task], limit_s: float, is_fresh: bool) -> list[Measured]:
+    measured = [_measure_task(task, limit_s) for task in tasks]
+    return [(timings, peak if is_fresh and number == 0 else None) for number, (timings, peak) in enumerate(measured)]
 
 
-def _measure_task(task: Task, limit_s: float) -> Measured:
+def _measure_task(task: Task, limit_s: float) -> tuple[dict[Setting, Timing], int]:
     first, *others = task.settings
     timings = time_steps(task.config, task.job, [first], limit_s=limit_s)
     device = open_device(first.device)
