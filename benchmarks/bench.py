@@ -1,12 +1,14 @@
 """Whether `clipctl bench` measures what a plain loop measures, how long it takes, and whether it says the same twice.
 
-    python benchmarks/bench.py
+    python benchmarks/bench.py [--runs 2]
 
 1. The peak that the bench reports for products against plain timed loops before, between and after, in one process.
-2. `clipctl bench --sizes 1e6 1e7`, twice: seconds, and how many medians agree within 10 %.
+2. `clipctl bench --sizes 1e6 1e7`, several times: seconds, and how many medians agree within 10 % with those of the run
+   before; the same for plain loops of the same cases, made after each.
 3. `clipctl recommend-device --params 150M` from what was kept: seconds, as a whole program.
 """
 
+import argparse
 import json
 import os
 import platform
@@ -19,7 +21,9 @@ import time
 import torch
 
 from clipctl.bench.measure import BenchRequest, bench
+from clipctl.bench.operations import OPERATIONS
 from clipctl.hardware import cpu
+from clipctl.training.step import DTYPES
 
 SIDES = (512, 1000, 1024, 2048)
 LOOP_S = 0.3
@@ -59,28 +63,59 @@ def run(*arguments: str) -> tuple[dict, float]:
     return json.loads(done.stdout), time.perf_counter() - started
 
 
-def compare_two_runs() -> None:
-    (first, first_s), (second, second_s) = (run("bench", "--sizes", "1e6", "1e7") for _ in range(2))
-    print(f"clipctl bench --sizes 1e6 1e7: {first_s:.1f} s and {second_s:.1f} s")
-    for words in (*first["warnings"], *second["warnings"]):
-        print(f"  {words}")
+def medians(document: dict) -> dict[tuple, float]:
+    keys = ("operation", "size", "device", "dtype", "threads")
+    return {tuple(row[key] for key in keys): row["median_s"] for row in document["results"]}
 
-    def medians(document: dict) -> dict:
-        keys = ("operation", "size", "device", "dtype", "threads")
-        return {tuple(row[key] for key in keys): row["median_s"] for row in document["results"]}
 
-    before, after = medians(first), medians(second)
-    ratios = {key: after[key] / before[key] for key in before.keys() & after.keys()}
+def plain_loops(cases: list[tuple]) -> dict[tuple, float]:
+    """Seconds of a call of each of the bench's cases, in a loop of calls and nothing else, one case after the other."""
+    operations = {operation.name: operation for operation in OPERATIONS}
+    found = {}
+    for case in cases:
+        name, size, _, dtype, threads = case
+        torch.set_num_threads(threads)
+        operands = [operand.to(DTYPES[dtype]) for operand in operations[name].operands(size)]
+        operations[name].run(*operands)
+        calls, started = 0, time.perf_counter()
+        while (seconds := time.perf_counter() - started) < LOOP_S or calls < 3:
+            operations[name].run(*operands)
+            calls += 1
+        found[case] = seconds / calls
+    return found
+
+
+def agreement(before: dict[tuple, float], after: dict[tuple, float]) -> str:
+    ratios = {case: after[case] / before[case] for case in before.keys() & after.keys()}
     within = sum(abs(ratio - 1) <= 0.1 for ratio in ratios.values())
-    worst = max(ratios, key=lambda key: abs(ratios[key] - 1))
-    print(f"{within} of {len(ratios)} medians agree within 10 %; furthest off: {worst}, {ratios[worst]:.2f}")
+    worst = max(ratios, key=lambda case: abs(ratios[case] - 1))
+    return f"{within} of {len(ratios)} within 10 %; furthest off: {worst}, {ratios[worst]:.2f}"
+
+
+def compare_runs(count: int) -> None:
+    """Runs of the bench and plain loops of the same cases, by turns: where plain loops do not agree with themselves,
+    the machine is not idle, and no bench could."""
+    benched: list[dict[tuple, float]] = []
+    looped: list[dict[tuple, float]] = []
+    for number in range(count):
+        document, seconds = run("bench", "--sizes", "1e6", "1e7")
+        warnings = "; ".join(document["warnings"]) or "no warning"
+        print(f"clipctl bench --sizes 1e6 1e7: {seconds:.1f} s; {warnings}")
+        benched.append(medians(document))
+        looped.append(plain_loops(sorted(benched[0])))
+        if number:
+            print(f"  bench, this run and the one before: {agreement(*benched[-2:])}")
+            print(f"  plain loops after both: {agreement(*looped[-2:])}", flush=True)
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--runs", type=int, default=2)
+    arguments = parser.parse_args()
     os.environ["CLIPCTL_HOME"] = tempfile.mkdtemp()
     print(f"{cpu.name()}, {cpu.usable_cores()} cores, Python {platform.python_version()}, torch {torch.__version__}")
     compare_with_loop()
-    compare_two_runs()
+    compare_runs(arguments.runs)
     seconds = [run("recommend-device", "--params", "150M")[1] for _ in range(5)]
     print(f"recommend-device from kept results: {statistics.median(seconds):.2f} s")
 

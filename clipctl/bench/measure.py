@@ -27,7 +27,7 @@ from clipctl.training.step import DTYPES
 from clipctl.training.trial import probe_rates
 
 DEFAULT_SIZES = (100_000, 1_000_000, 10_000_000)
-CASE_LIMIT_S = 0.5  # for one operation of one size under one setting
+CASE_LIMIT_S = 0.4  # for one operation of one size under one setting
 CALL_LIMIT_S = 0.6  # a call that would take longer is left out
 PILOT_SIZE = 256 * 256
 TELLING_S = 0.005
@@ -218,15 +218,18 @@ class _Bench:
 
     def _cases(self, operation: Operation) -> Iterator[_Case]:
         """What can be afforded, judged by smaller sizes before a larger one is tried."""
+        sizes = sorted(self.request.sizes)
         for place, dtype, threads in self._variants():
             torch.set_num_threads(threads)
-            for size in sorted(self.request.sizes):
+            try:
+                price_s = _price_s(operation, sizes[-1], place, dtype)
+            except (RuntimeError, TypeError) as error:
+                name = _Case(operation, sizes[0], place, dtype, threads).name
+                self.skipped.append(f"{name}: {str(error).strip().splitlines()[0]}")
+                continue
+            for size in sizes:
                 case = _Case(operation, size, place, dtype, threads)
-                try:
-                    call_s = _expected_s(operation, size, place, dtype)
-                except (RuntimeError, TypeError) as error:
-                    self.skipped.append(f"{case.name}: {str(error).strip().splitlines()[0]}")
-                    break
+                call_s = price_s * _amount(operation, size)
                 if call_s * threads / self.most > CALL_LIMIT_S:
                     self.skipped.append(f"{case.name}: a call would take about {call_s:.2g} s")
                     break
@@ -329,16 +332,16 @@ def _bandwidth(place: Device) -> float:
     return 3 * 4 * BANDWIDTH_ELEMENTS / seconds / 1e9
 
 
-def _expected_s(operation: Operation, size: int, place: Device, dtype: str) -> float:
-    """About how long a call takes, from smaller ones: they grow until one takes long enough to tell."""
-    pilot = PILOT_SIZE
+def _price_s(operation: Operation, most: int, place: Device, dtype: str) -> float:
+    """Of a unit of work, from calls that grow until one takes long enough to tell, or as large as the largest."""
+    pilot = min(PILOT_SIZE, most)
     while True:
-        there = tuple(operand.to(place.image, DTYPES[dtype]) for operand in operation.operands(min(pilot, size)))
+        there = tuple(operand.to(place.image, DTYPES[dtype]) for operand in operation.operands(pilot))
         watch = Stopwatch(partial(operation.run, *there), place.synchronize)
         seconds = min(watch.sample() for _ in range(2))
-        if pilot >= size or seconds > TELLING_S:
-            return seconds * _amount(operation, size) / _amount(operation, min(pilot, size))
-        pilot *= 8
+        if pilot == most or seconds > TELLING_S:
+            return seconds / _amount(operation, pilot)
+        pilot = min(8 * pilot, most)
 
 
 def _amount(operation: Operation, size: int) -> float:

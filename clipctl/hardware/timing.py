@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-BLOCK_S = 0.02  # a block of operations lasts about this long, so that reading the clock costs nothing
+BLOCK_S = 0.015  # a block of operations lasts about this long, so that reading the clock costs nothing
 SETTLED = 0.05  # warm when a block improves by less than this share
 MAX_WARM_BLOCKS = 10
 MAX_SAMPLES = 15
