@@ -22,6 +22,7 @@ import torch
 from clipctl.hardware import cpu
 from clipctl.runs import metrics
 
+MEASURED_S = 20.0  # of each cell, about
 WARM_STEPS = 2  # the first steps of a process are slower: memory is new, kernels are not prepared
 
 
@@ -58,20 +59,12 @@ def run(presets: list[str], batches: list[int], precision: str) -> list[tuple[fl
     off, within = [], 0
     for preset in presets:
         for batch in batches:
-            steps, times = (150, 5) if preset == "tiny" else (WARM_STEPS + 3, 1)
-            arguments = [
-                "--preset",
-                preset,
-                "--batch-size",
-                str(batch),
-                "--steps",
-                str(steps),
-                "--precision",
-                precision,
-            ]
-            plan = clipctl("train", *arguments, "--dry-run")
-            step_s, peak_bytes = measured_often(arguments, times)
+            arguments = ["--preset", preset, "--batch-size", str(batch), "--precision", precision]
+            plan = clipctl("train", *arguments, "--steps", "10", "--dry-run")
             forecast_s, forecast_bytes = plan["step_s"]["value"], plan["memory"]["total_bytes"]
+            times = 5 if preset == "tiny" else 1
+            steps = WARM_STEPS + max(3, round(MEASURED_S / times / forecast_s))
+            step_s, peak_bytes = measured_often([*arguments, "--steps", str(steps)], times)
             within += plan["step_s"]["low"] <= step_s <= plan["step_s"]["high"]
             off.append((forecast_s / step_s - 1, forecast_bytes / peak_bytes - 1))
             print(

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from clipctl.bench import measure, operations, steps
 from clipctl.bench.measure import place_under_roof, raise_peaks
 from clipctl.bench.recommend import BANDS, model_of_size, profile_of
 from clipctl.bench.results import BenchResult, Overhead, Peak, Row, compare, load_result, save_result
-from clipctl.bench.steps import CALIBRATION, StepProbe, Turn
+from clipctl.bench.steps import CALIBRATION, StepProbe
 from clipctl.cli.app import app
 from clipctl.config import parse_bytes, parse_counts
 from clipctl.errors import DataError
@@ -257,54 +258,61 @@ def test_operations_hold_about_as_many_elements_as_asked(operation):
 
 
 def test_probes_leave_out_what_forecasts_are_tested_with():
-    whole = {(probe.preset, probe.batch_size) for turn in CALIBRATION for probe in turn.probes if probe.depths is None}
+    whole = {(probe.preset, probe.batch_size) for group in CALIBRATION for probe in group if probe.depths is None}
     assert not whole & {(preset, batch) for preset in ("tiny", "small", "base") for batch in (4, 12, 32)}
 
 
 def test_a_step_is_measured_in_a_process_of_its_own_and_kept():
-    results = steps.measure_probes([Turn((StepProbe("tiny", 2),))], ["cpu"], 1, [])
+    results = steps.measure_probes([(StepProbe("tiny", 2),)], ["fp32"], ["cpu"], 1, [])
     (found,) = results.rows
     assert found.operation == "tiny" and found.peak_bytes > 50e6 and found.model["model.image.width"] == 128
     assert any(sample.batch_size == 2 and sample.peak_bytes for sample in load_profile().steps)
 
 
-def test_turns_of_the_same_probes_share_a_process_and_add_up(monkeypatch):
-    processes = []
+def test_groups_take_turns_each_in_one_process():
+    two, three = (StepProbe("tiny", 2),), (StepProbe("tiny", 3),)
+    told, processes = [], set()
 
-    class Counted(steps.TrialProcess):
-        def __init__(self):
-            super().__init__()
-            processes.append(self)
+    def look(line):
+        told.append("2" if "batch 2" in line else "3")
+        processes.update(_spawned())
 
-    monkeypatch.setattr(steps, "TrialProcess", Counted)
-    quick, other = Turn((StepProbe("tiny", 2),)), Turn((StepProbe("tiny", 3),))
-    once = steps.measure_probes([quick], ["cpu"], 1, []).rows[0]
-    twice, between = steps.measure_probes([quick, other, quick], ["cpu"], 1, []).rows
-    assert len(processes) == 3 and len(twice.samples_s) > len(once.samples_s)
-    assert (twice.size, between.size) == (2, 3)
-    assert twice.peak_bytes == pytest.approx(once.peak_bytes, rel=0.1)  # of its first visit alone
+    found = steps.measure_probes([two, three], ["fp32"], ["cpu"], 1, [], look)
+    assert "".join(told) == "2332233223" and len(processes) == 2
+    assert [(row.size, len(row.samples_s) >= steps.ROUNDS) for row in found.rows] == [(2, True), (3, True)]
+    assert not _spawned()
+
+
+def test_groups_that_do_not_fit_in_memory_together_are_measured_one_after_the_other(monkeypatch):
+    two, three = (StepProbe("tiny", 2),), (StepProbe("tiny", 3),)
+    monkeypatch.setattr(steps, "open_device", lambda label: SimpleNamespace(memory_bytes=3 * steps.PROCESS_BYTES))
+    told = []
+    steps.measure_probes([two, three, two], ["fp32"], ["cpu"], 1, [], told.append)
+    assert ["2" if "batch 2" in line else "3" for line in told] == list("2222233333")
 
 
 def test_steps_that_are_killed_are_named_once_and_the_others_go_on():
-    doomed, quick = Turn((StepProbe("tiny", 2),)), Turn((StepProbe("tiny", 3),))
-
     told = []
 
     def kill(line):
         told.append(line)
         if len(told) == 2:  # before the second turn there is only the process of the first
-            (process,) = [one for one in psutil.Process().children() if "spawn_main" in " ".join(one.cmdline())]
+            (process,) = _spawned()
             process.kill()
 
-    found = steps.measure_probes([doomed, quick, doomed, quick, doomed], ["cpu"], 1, [], kill)
-    assert len(told) == 5 and [row.size for row in found.rows] == [2, 3]
-    assert len(found.skipped) == 1 and "tiny at batch 2: the steps were ended by the system" in found.skipped[0]
+    doomed, other = (StepProbe("tiny", 2),), (StepProbe("tiny", 3),)
+    found = steps.measure_probes([doomed, other], ["fp32"], ["cpu"], 1, [], kill)
+    assert [row.size for row in found.rows] == [2, 3] and len(found.rows[1].samples_s) >= steps.ROUNDS
+    assert len(found.skipped) == 1 and "tiny at batch 2 on cpu: the steps were ended by the system" in found.skipped[0]
+
+
+def _spawned() -> list[psutil.Process]:
+    return [one for one in psutil.Process().children() if "spawn_main" in " ".join(one.cmdline())]
 
 
 def test_a_precision_that_is_emulated_is_left_out():
     peaks = [Peak("cpu", "fp32", 2, 100.0), Peak("cpu", "bf16", 2, 3.0)]
-    turn = Turn((StepProbe("tiny", 2),), ("bf16",))
-    found = steps.measure_probes([turn], ["cpu"], 1, peaks)
+    found = steps.measure_probes([(StepProbe("tiny", 2),)], ["bf16"], ["cpu"], 1, peaks)
     assert found.rows == [] and found.skipped == ["steps in bf16 on cpu: products are not faster in it"]
 
 

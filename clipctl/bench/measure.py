@@ -14,7 +14,7 @@ from clipctl.bench.crossover import find_crossovers
 from clipctl.bench.operations import OPERATIONS, Operation
 from clipctl.bench.overhead import measure_overhead
 from clipctl.bench.results import SUITES, BenchResult, Overhead, Peak, Row
-from clipctl.bench.steps import CALIBRATION, Turn, measure_probes
+from clipctl.bench.steps import CALIBRATION, Group, measure_probes
 from clipctl.config import PRECISIONS
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import devices
@@ -47,7 +47,8 @@ class BenchRequest:
     devices: tuple[str, ...] | None = None  # None: all
     dtypes: tuple[str, ...] = PRECISIONS
     threads: tuple[int, ...] | None = None  # None: one, and one for each core
-    turns: tuple[Turn, ...] = CALIBRATION  # of training steps
+    groups: tuple[Group, ...] = CALIBRATION  # of training steps
+    step_dtypes: tuple[str, ...] = PRECISIONS
 
 
 def bench(request: BenchRequest, tell: Tell = lambda line: None) -> BenchResult:
@@ -134,7 +135,9 @@ class _Bench:
         if "step" in self.request.suites:
             self.peaks = self.peaks or [peak for place in self.places for peak in self._quick_peaks(place)]
             labels = [place.label for place in self.places]
-            probes = measure_probes(self.request.turns, labels, self.most, self.peaks, self.tell)
+            probes = measure_probes(
+                self.request.groups, self.request.step_dtypes, labels, self.most, self.peaks, self.tell
+            )
             rows += probes.rows
             self.skipped += probes.skipped
         result = BenchResult(

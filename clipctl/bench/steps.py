@@ -6,17 +6,18 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from clipctl.bench.results import Peak, Row
-from clipctl.config import PRECISIONS, Layer, TrainConfig, resolve
+from clipctl.config import Layer, TrainConfig, resolve
 from clipctl.errors import DeviceError
 from clipctl.hardware import cpu
 from clipctl.hardware.devices import labels, open_device
 from clipctl.hardware.profile import StepSample, keep_steps, load_profile
 from clipctl.hardware.timing import Timing
 from clipctl.model.cost import ASSUMED_VOCAB_SIZE
-from clipctl.model.forecast import ASSUMED_TEXT_TOKENS, CostModel, Job, Setting, model_keys
+from clipctl.model.forecast import ASSUMED_TEXT_TOKENS, PROCESS_BYTES, CostModel, Job, Setting, model_keys
 from clipctl.training.trial import Measured, Task, TrialProcess, sample_of
 
-STEP_LIMIT_S = 0.5
+STEP_LIMIT_S = 0.5  # where a step is timed once
+VISIT_LIMIT_S, ROUNDS = 0.3, 5  # where it is timed again and again
 PROMISING = 1.2  # another precision is stepped through if its products are this much faster
 
 
@@ -47,38 +48,14 @@ class StepProbe:
         return Job(config.model, self.batch_size, min(ASSUMED_TEXT_TOKENS, config.model.text.context))
 
 
-@dataclass(frozen=True)
-class Turn:
-    """Probes that are measured one after the other in one process; turns of the same probes share theirs."""
-
-    probes: tuple[StepProbe, ...]
-    precisions: tuple[str, ...] = ("fp32",)
-
-    @property
-    def name(self) -> str:
-        return ", ".join(f"{probe.name} at batch {probe.batch_size}" for probe in self.probes)
-
-
 # What forecasts are calibrated with: small and wide models, small and large batches, few and many weights. Wide models
-# are cut to two or three blocks, because a block costs what a block costs, however many there are. Quick ones are
-# measured again and again in between: a laptop is slower in one minute than in the next.
-_QUICK = Turn(tuple(StepProbe("tiny", batch_size) for batch_size in (2, 16, 48)), PRECISIONS)
-_MANY_WEIGHTS = (StepProbe("small", 2),)
-_WIDE = (StepProbe("small", 8, (2, 2)),)
-_LARGE_BATCH = (StepProbe("small", 24, (3, 1)),)
-CALIBRATION = (
-    _QUICK,
-    Turn(_MANY_WEIGHTS),
-    _QUICK,
-    Turn(_MANY_WEIGHTS, PRECISIONS[1:]),
-    _QUICK,
-    Turn(_WIDE, PRECISIONS),
-    _QUICK,
-    Turn(_LARGE_BATCH),
-    _QUICK,
-    Turn(_LARGE_BATCH, PRECISIONS[1:]),
-    _QUICK,
-)
+# are cut to a few blocks, because a block costs what a block costs, however many there are. A group shares a process.
+Group = tuple[StepProbe, ...]
+_QUICK: Group = tuple(StepProbe("tiny", batch_size) for batch_size in (2, 16, 48))
+_MANY_WEIGHTS: Group = (StepProbe("small", 2, (4, 3)),)
+_WIDE: Group = (StepProbe("small", 8, (2, 2)),)
+_LARGE_BATCH: Group = (StepProbe("small", 24, (3, 1)),)
+CALIBRATION = (_QUICK, _MANY_WEIGHTS, _QUICK, _WIDE, _QUICK, _LARGE_BATCH)
 
 
 @dataclass
@@ -88,27 +65,26 @@ class ProbeResults:
 
 
 def measure_probes(
-    turns: Sequence[Turn],
+    groups: Sequence[Group],
+    precisions: Sequence[str],
     devices: Sequence[str],
     threads: int,
     peaks: Sequence[Peak],
     tell: Callable[[str], None] = lambda line: None,
 ) -> ProbeResults:
-    """Every turn on every device; samples are kept for forecasts."""
+    """Every group on every device; samples are kept for forecasts."""
     results = ProbeResults()
+    settings: dict[str, list[Setting]] = {device: [] for device in devices}
+    for device, precision in itertools.product(devices, precisions):
+        if _is_promising(device, precision, peaks):
+            settings[device].append(Setting(device, precision, threads))
+        else:
+            results.skipped.append(f"steps in {precision} on {device}: products are not faster in it")
     timings: dict[tuple[StepProbe, Setting], Timing] = {}
     peaks_bytes: dict[tuple[StepProbe, Setting], int] = {}
-    asked = dict.fromkeys(precision for turn in turns for precision in turn.precisions)
-    for device, precision in itertools.product(devices, asked):
-        if not _is_promising(device, precision, peaks):
-            results.skipped.append(f"steps in {precision} on {device}: products are not faster in it")
-    visits = [
-        _Visit(turn, device, settings)
-        for turn, device in itertools.product(turns, devices)
-        if (settings := _settings(turn, device, threads, peaks))
-    ]
+    visits = [_Visit(group, tuple(settings[device])) for group in groups for device in devices if settings[device]]
     for visit, measured in _measured(visits, results.skipped, tell):
-        for probe, (found, peak_bytes) in zip(visit.turn.probes, measured, strict=True):
+        for probe, (found, peak_bytes) in zip(visit.group, measured, strict=True):
             if peak_bytes is not None:
                 peaks_bytes[probe, visit.settings[0]] = peak_bytes
             for setting, timing in found.items():
@@ -122,40 +98,52 @@ def measure_probes(
 
 @dataclass(frozen=True)
 class _Visit:
-    """A turn on one device."""
+    """A group on one device."""
 
-    turn: Turn
-    device: str
+    group: Group
     settings: tuple[Setting, ...]
 
     @property
-    def process_key(self) -> tuple[tuple[StepProbe, ...], str]:
-        return self.turn.probes, self.device
+    def device(self) -> str:
+        return self.settings[0].device
+
+    @property
+    def name(self) -> str:
+        probes = ", ".join(f"{probe.name} at batch {probe.batch_size}" for probe in self.group)
+        return f"{probes} on {self.device}"
+
+    @property
+    def need_bytes(self) -> int:
+        return PROCESS_BYTES + sum(probe.job.memory("fp32").total_bytes for probe in self.group)
+
+    def open(self) -> TrialProcess:
+        return TrialProcess([Task(probe.config, probe.job, self.settings) for probe in self.group])
 
 
 def _measured(
     visits: Sequence[_Visit], skipped: list[str], tell: Callable[[str], None]
 ) -> Iterator[tuple[_Visit, list[Measured]]]:
-    """Each in the process of its probes, which ends after the last of its visits."""
-    processes: dict[tuple[tuple[StepProbe, ...], str], TrialProcess] = {}
-    with ExitStack() as stack:
-        for number, visit in enumerate(visits):
-            tell(f"measuring steps of {visit.turn.name} on {visit.device}")
-            process = processes.get(visit.process_key) or stack.enter_context(closing(TrialProcess()))
-            processes[visit.process_key] = process
-            try:
-                tasks = [Task(probe.config, probe.job, visit.settings) for probe in visit.turn.probes]
-                yield visit, process.measure(tasks, limit_s=STEP_LIMIT_S)
-            except DeviceError as error:
-                if (words := f"steps of {visit.turn.name}: {error}") not in skipped:
-                    skipped.append(words)
-            if all(later.process_key != visit.process_key for later in visits[number + 1 :]):
-                process.close()
+    """Every group again and again, in turns, so that no figure rests on one moment: a laptop is slower in one minute
+    than in the next. Where they do not fit in memory together, one group after the other."""
+    for turns in [visits] if _fit_together(visits) else [[visit] for visit in dict.fromkeys(visits)]:
+        with ExitStack() as stack:
+            processes = {visit: stack.enter_context(closing(visit.open())) for visit in dict.fromkeys(turns)}
+            for visit in itertools.chain.from_iterable([turns, turns[::-1]][number % 2] for number in range(ROUNDS)):
+                if visit not in processes:
+                    continue
+                tell(f"measuring steps of {visit.name}")
+                try:
+                    yield visit, processes[visit].visit(limit_s=VISIT_LIMIT_S, min_samples=1)
+                except DeviceError as error:
+                    skipped.append(f"steps of {visit.name}: {error}")
+                    processes.pop(visit).close()
 
 
-def _settings(turn: Turn, device: str, threads: int, peaks: Sequence[Peak]) -> tuple[Setting, ...]:
-    precisions = (one for one in turn.precisions if _is_promising(device, one, peaks))
-    return tuple(Setting(device, precision, threads) for precision in precisions)
+def _fit_together(visits: Sequence[_Visit]) -> bool:
+    needs: dict[str, int] = {}
+    for visit in set(visits):
+        needs[visit.device] = needs.get(visit.device, 0) + visit.need_bytes
+    return all(need < open_device(device).memory_bytes / 2 for device, need in needs.items())
 
 
 def _is_promising(device: str, precision: str, peaks: Sequence[Peak]) -> bool:
@@ -200,7 +188,7 @@ def measure_job(
         step = CostModel(load_profile()).step_s(setting, job)
         chosen = job.cut() if step is None or step.value > AFFORDABLE_STEP_S else job
         tell(f"measuring steps of batch {chosen.batch_size} in {setting.precision} on {device}")
-        with closing(TrialProcess()) as process:
-            ((timings, peak_bytes),) = process.measure([Task(config, chosen, (setting,))], limit_s=STEP_LIMIT_S)
+        with closing(TrialProcess([Task(config, chosen, (setting,))])) as process:
+            ((timings, peak_bytes),) = process.visit(limit_s=STEP_LIMIT_S)
         samples.append(sample_of(setting, chosen, timings[setting], peak_bytes))
     keep_steps(samples)

@@ -91,7 +91,7 @@ def parse_request(
         raise ConfigErrors(problems)
 
     from clipctl.bench.measure import DEFAULT_SIZES, BenchRequest
-    from clipctl.bench.steps import CALIBRATION, StepProbe, Turn
+    from clipctl.bench.steps import CALIBRATION, StepProbe
 
     chosen = names["--suites"]
     if chosen is None:  # sizes are of elements, so whoever names some means the operations; models mean steps
@@ -103,12 +103,13 @@ def parse_request(
         devices=tuple(part for text in devices for part in text.split(",") if part) if devices else None,
         dtypes=names["--dtypes"] or known_dtypes,
         threads=counts["--threads"],
-        turns=tuple(
-            Turn((StepProbe(preset, batch_size),), names["--dtypes"] or ("fp32",))
+        groups=tuple(
+            (StepProbe(preset, batch_size),)
             for preset in names["--model"] or ()
             for batch_size in counts["--batch-sizes"] or (8,)
         )
         or CALIBRATION,
+        step_dtypes=names["--dtypes"] or ("fp32",) if models else known_dtypes,
     )
 
 

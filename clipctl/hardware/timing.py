@@ -2,8 +2,11 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
+
+Name = TypeVar("Name", bound=Hashable)
 
 BLOCK_S = 0.015  # a block of operations lasts about this long, so that reading the clock costs nothing
 SETTLED = 0.05  # warm when a block improves by less than this share
@@ -60,7 +63,9 @@ class Stopwatch:
         self.block_s = 0.0
 
     def warm(self, limit_s: float) -> None:
-        """The first call alone; then blocks until they stop getting faster, or the time is up."""
+        """The first call alone; then blocks until they stop getting faster, or the time is up. Once is enough."""
+        if self.first_s:
+            return
         started = time.perf_counter()
         self.first_s = self.block_s = self._timed(1)
         if self.first_s >= limit_s / 2:  # slow enough that warming up would take longer than it could change
@@ -93,12 +98,12 @@ class Stopwatch:
 
 
 def time_in_turns(
-    works: Mapping[str, Stopwatch],
+    works: Mapping[Name, Stopwatch],
     *,
     limit_s: float,
-    before_round: Callable[[str], None] = lambda name: None,
+    before_round: Callable[[Name], None] = lambda name: None,
     min_samples: int = MIN_SAMPLES,
-) -> dict[str, Timing]:
+) -> dict[Name, Timing]:
     """Warm all, then sample them A B B A, so that a machine that gets slower or faster does so for all of them alike.
 
     `limit_s` is for each; only what is too slow for `min_samples` takes longer. What is too slow for all rounds sits
@@ -111,7 +116,7 @@ def time_in_turns(
         work.warm(limit_s / 2)
         affordable = int(limit_s / 2 / max(work.block_s, 1e-9))
         shares[name] = min(MAX_SAMPLES, max(min_samples, affordable)) / MAX_SAMPLES
-    samples: dict[str, list[float]] = {name: [] for name in works}
+    samples: dict[Name, list[float]] = {name: [] for name in works}
     order = list(works)
     for number in range(MAX_SAMPLES):
         for name in order:

@@ -4,7 +4,7 @@ import multiprocessing
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,7 +16,7 @@ from clipctl.errors import DeviceError
 from clipctl.hardware.devices import Device, is_out_of_memory, open_device
 from clipctl.hardware.memory import peak_rss_bytes
 from clipctl.hardware.profile import Rates, StepSample, now_s
-from clipctl.hardware.timing import Stopwatch, Timing, time_in_turns
+from clipctl.hardware.timing import MIN_SAMPLES, Stopwatch, Timing, time_in_turns
 from clipctl.model.forecast import Job, Setting, model_keys
 from clipctl.training.state import LossScale, TrainState, fresh_state
 from clipctl.training.step import DTYPES, train_step
@@ -37,34 +37,54 @@ def trial_batch(job: Job, seed: int = 0) -> Batch:
     return Batch(images, tokens)
 
 
-def time_steps(
-    config: TrainConfig, job: Job, settings: Sequence[Setting], *, limit_s: float, min_samples: int = 3
-) -> dict[Setting, Timing]:
-    """Steps under several settings, taking turns. States are shared by settings that only compute otherwise."""
-    config = replace(config, model=job.model, runtime=replace(config.runtime, recompute=False))
-    devices = {label: open_device(label) for label in {setting.device for setting in settings}}
-    states = {label: fresh_state(config, device, "fp32", settings[0].threads) for label, device in devices.items()}
-    batch = trial_batch(job)
-    works = {
-        str(number): Stopwatch(_stepper(states[setting.device], batch), devices[setting.device].synchronize)
-        for number, setting in enumerate(settings)
-    }
+@dataclass(frozen=True)
+class Task:
+    """Steps to make under several settings."""
 
-    def prepare(name: str) -> None:
-        setting = settings[int(name)]
-        state = states[setting.device]
+    config: TrainConfig
+    job: Job
+    settings: tuple[Setting, ...]
+
+
+class Trial:
+    """The steps of a task, ready to be timed again and again. Settings that only compute otherwise share a state."""
+
+    def __init__(self, task: Task) -> None:
+        runtime = replace(task.config.runtime, recompute=False)
+        config = replace(task.config, model=task.job.model, runtime=runtime)
+        self._devices = {label: open_device(label) for label in {setting.device for setting in task.settings}}
+        threads = task.settings[0].threads
+        self._states = {name: fresh_state(config, device, "fp32", threads) for name, device in self._devices.items()}
+        batch = trial_batch(task.job)
+        self._watches = {
+            setting: Stopwatch(_stepper(self._states[setting.device], batch), self._devices[setting.device].synchronize)
+            for setting in task.settings
+        }
+
+    def time(self, settings: Sequence[Setting], *, limit_s: float, min_samples: int) -> dict[Setting, Timing]:
+        """Under several settings, taking turns."""
+        watches = {setting: self._watches[setting] for setting in settings}
+        return time_in_turns(watches, limit_s=limit_s, before_round=self._prepare, min_samples=min_samples)
+
+    def _prepare(self, setting: Setting) -> None:
+        state = self._states[setting.device]
         torch.set_num_threads(setting.threads)
         state.precision = setting.precision
         state.loss_scale = LossScale(state.device.image) if setting.precision == "fp16" else None
 
-    try:
-        timings = time_in_turns(works, limit_s=limit_s, before_round=prepare, min_samples=min_samples)
-    finally:
-        works.clear()
-        states.clear()
-        for device in devices.values():
+    def close(self) -> None:
+        self._watches.clear()
+        self._states.clear()
+        for device in self._devices.values():
             device.release()
-    return {setting: timings[str(number)] for number, setting in enumerate(settings)}
+
+
+def time_steps(
+    config: TrainConfig, job: Job, settings: Sequence[Setting], *, limit_s: float, min_samples: int = MIN_SAMPLES
+) -> dict[Setting, Timing]:
+    """Steps in this process, once."""
+    with closing(Trial(Task(config, job, tuple(settings)))) as trial:
+        return trial.time(settings, limit_s=limit_s, min_samples=min_samples)
 
 
 def _stepper(state: TrainState, batch: Batch) -> Callable[[], object]:
@@ -86,54 +106,54 @@ def sample_of(setting: Setting, job: Job, timing: Timing, peak_bytes: int | None
     )
 
 
-@dataclass(frozen=True)
-class Task:
-    """Steps to make under several settings."""
-
-    config: TrainConfig
-    job: Job
-    settings: tuple[Setting, ...]
-
-
 # Timings, and the peak memory until the first setting was through. Only the first task of a process has a peak: what
 # comes later inherits the memory of what came before.
 Measured = tuple[dict[Setting, Timing], int | None]
 
 
 class TrialProcess:
-    """A process for steps: its peak memory is theirs, and if the system kills it, only it is gone."""
+    """Tasks in a process of their own: its peak memory is theirs, and if the system kills it, only it is gone. They are
+    kept ready in it, so that visits can be spread over minutes."""
 
-    def __init__(self) -> None:
+    def __init__(self, tasks: Sequence[Task]) -> None:
+        self._tasks = tasks
         self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
-        self._is_fresh = True
 
-    def measure(self, tasks: Sequence[Task], *, limit_s: float) -> list[Measured]:
-        was_fresh, self._is_fresh = self._is_fresh, False
+    def visit(self, *, limit_s: float, min_samples: int = MIN_SAMPLES) -> list[Measured]:
         try:
-            return self._pool.submit(_measure, tasks, limit_s, was_fresh).result()
+            return self._pool.submit(_visit, self._tasks, limit_s, min_samples).result()
         except BrokenProcessPool:
             words = "the steps were ended by the system, most likely for want of memory"
         except (RuntimeError, MemoryError) as error:
             words = "out of memory" if is_out_of_memory(error) else str(error).strip().splitlines()[0]
-        raise DeviceError(f"{words} at batch size {tasks[-1].job.batch_size} on {tasks[-1].settings[0].device}")
+        last = self._tasks[-1]
+        raise DeviceError(f"{words} at batch size {last.job.batch_size} on {last.settings[0].device}")
 
     def close(self) -> None:
         self._pool.shutdown()
 
 
-def _measure(tasks: Sequence[Task], limit_s: float, is_fresh: bool) -> list[Measured]:
-    measured = [_measure_task(task, limit_s) for task in tasks]
-    return [(timings, peak if is_fresh and number == 0 else None) for number, (timings, peak) in enumerate(measured)]
+_trials: list[Trial] = []  # those of a TrialProcess, in its process
 
 
-def _measure_task(task: Task, limit_s: float) -> tuple[dict[Setting, Timing], int]:
-    first, *others = task.settings
-    timings = time_steps(task.config, task.job, [first], limit_s=limit_s)
-    device = open_device(first.device)
-    peak_bytes = device.peak_bytes() or device.allocated_bytes() or peak_rss_bytes()
-    if others:
-        timings |= time_steps(task.config, task.job, others, limit_s=limit_s)
-    return timings, peak_bytes
+def _visit(tasks: Sequence[Task], limit_s: float, min_samples: int) -> list[Measured]:
+    measured = []
+    for number, task in enumerate(tasks):
+        timings, peak_bytes, settings = {}, None, task.settings
+        if number == len(_trials):  # the first visit
+            _trials.append(Trial(task))
+            # A step to warm up and two more: by then freed memory has found its places, and the peak stays.
+            timings = _trials[number].time(settings[:1], limit_s=limit_s, min_samples=max(2, min_samples))
+            peak_bytes = _peak_bytes(settings[0].device) if number == 0 else None
+            settings = settings[1:]
+        timings |= _trials[number].time(settings, limit_s=limit_s, min_samples=min_samples)
+        measured.append((timings, peak_bytes))
+    return measured
+
+
+def _peak_bytes(label: str) -> int:
+    device = open_device(label)
+    return device.peak_bytes() or device.allocated_bytes() or peak_rss_bytes()
 
 
 def probe_rates(device: Device, precision: str, threads: int) -> Rates:
