@@ -28,7 +28,7 @@ from clipctl.training.trial import probe_rates
 
 DEFAULT_SIZES = (100_000, 1_000_000, 10_000_000)
 CASE_LIMIT_S = 0.4  # for one operation of one size under one setting
-CALL_LIMIT_S = 0.6  # a call that would take longer is left out
+CALL_LIMIT_S = 0.5  # a call that would take longer is left out
 PILOT_SIZE = 256 * 256
 TELLING_S = 0.005
 PEAK_SIDES = (512, 1024, 2048)
@@ -341,7 +341,8 @@ def _price_s(operation: Operation, most: int, place: Device, dtype: str) -> floa
     while True:
         there = tuple(operand.to(place.image, DTYPES[dtype]) for operand in operation.operands(pilot))
         watch = Stopwatch(partial(operation.run, *there), place.synchronize)
-        seconds = min(watch.sample() for _ in range(2))
+        seconds = watch.sample()
+        seconds = min(seconds, *(watch.sample() for _ in range(1 if seconds > 10 * TELLING_S else 6)))
         if pilot == most or seconds > TELLING_S:
             return seconds / _amount(operation, pilot)
         pilot = min(8 * pilot, most)
