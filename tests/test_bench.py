@@ -3,8 +3,11 @@
 import csv
 import io
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -306,8 +309,8 @@ def test_steps_that_are_killed_are_named_once_and_the_others_go_on():
     assert len(found.skipped) == 1 and "tiny at batch 2 on cpu: the steps were ended by the system" in found.skipped[0]
 
 
-def _spawned() -> list[psutil.Process]:
-    return [one for one in psutil.Process().children() if "spawn_main" in " ".join(one.cmdline())]
+def _spawned(pid: int | None = None) -> list[psutil.Process]:
+    return [one for one in psutil.Process(pid).children() if "spawn_main" in " ".join(one.cmdline())]
 
 
 def test_a_precision_that_is_emulated_is_left_out():
@@ -434,3 +437,64 @@ def test_from_kept_results_it_answers_without_torch(saved):
         [sys.executable, "-c", code, "recommend-device", "--params", "150M"], capture_output=True, text=True
     )
     assert done.returncode == 0 and done.stderr.strip() == "False", done.stderr
+
+
+STEPS = """
+from clipctl.bench.steps import StepProbe, measure_probes
+from clipctl.hardware.processes import interrupts_raised
+
+if __name__ == "__main__":
+    groups = [(StepProbe("tiny", batch_size),) for batch_size in (2, 3)]
+    with interrupts_raised():
+        measure_probes(groups, ["fp32"], ["cpu"], 1, [], lambda line: print(line, flush=True))
+"""
+
+
+@pytest.mark.parametrize("turns", [1, 2, 4])
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
+def test_ctrl_c_ends_all_processes_without_a_word(turns, seconds, tmp_path):
+    """While the first starts, while the second does and the first waits, while both are at it."""
+    (tmp_path / "steps.py").write_text(STEPS)
+    command = [sys.executable, str(tmp_path / "steps.py")]
+    bench = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    for _ in range(turns):
+        assert "measuring steps of tiny" in bench.stdout.readline()
+    time.sleep(seconds)
+    os.killpg(bench.pid, signal.SIGINT)
+    said = bench.communicate(timeout=30)[1]
+    assert said.count("Traceback") == 1 and said.rstrip().endswith("KeyboardInterrupt")  # of the script itself
+    assert "leaked" not in said and _group_is_gone(bench.pid)
+
+
+def test_processes_end_with_the_one_that_started_them(tmp_path):
+    (tmp_path / "steps.py").write_text(STEPS)
+    command = [sys.executable, str(tmp_path / "steps.py")]
+    bench = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    for _ in range(3):
+        bench.stdout.readline()
+    bench.kill()
+    bench.wait()
+    assert _group_is_gone(bench.pid)
+
+
+def _group_is_gone(group: int) -> bool:
+    for _ in range(100):
+        try:
+            os.killpg(group, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.1)
+    return False
+
+
+@pytest.mark.parametrize(
+    "arguments", [["bench", "--suites", "step"], ["recommend-device", "--preset", "tiny", "--measure"]]
+)
+def test_ctrl_c_says_interrupted(arguments):
+    command = [sys.executable, "-m", "clipctl", *arguments]
+    done = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    while not _spawned(done.pid):
+        time.sleep(0.01)
+    os.killpg(done.pid, signal.SIGINT)
+    said = done.communicate(timeout=30)[1]
+    assert done.returncode == 130 and said.rstrip().splitlines()[-1] == "error: interrupted" and "Traceback" not in said

@@ -1,15 +1,14 @@
 """What a device costs besides computing, each part measured by itself."""
 
-import multiprocessing
 import time
 from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
 import torch
 
 from clipctl.bench.results import Overhead
 from clipctl.hardware.devices import Device
+from clipctl.hardware.processes import Helpers
 from clipctl.hardware.timing import Stopwatch, time_in_turns
 
 COPY_BYTES = 64 * 2**20
@@ -45,9 +44,9 @@ def _init_s(device: Device) -> float | None:
     """In a new process: in this one the device was touched long ago."""
     if not device.is_accelerator:
         return None
-    with ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with Helpers() as process:
         try:
-            return pool.submit(_first_tensor_s, device.label).result()
+            return process.submit(_first_tensor_s, device.label).result()
         except (BrokenProcessPool, RuntimeError):
             return None
 

@@ -43,7 +43,9 @@ def bench(
         from clipctl.bench import plot as plotting
 
         plotting.require_matplotlib()
-    with render.saying("measuring") as tell:
+    from clipctl.hardware.processes import interrupts_raised
+
+    with render.saying("measuring") as tell, interrupts_raised():
         result = measure.bench(request, tell)
     benching.show(result, format)
     if before is not None:

@@ -42,9 +42,10 @@ def inspect(
     from clipctl.config import resolve
     from clipctl.data.inspection import inspect_data
     from clipctl.data.sheet import write_sheet
+    from clipctl.hardware.processes import interrupts_raised
 
     asked = resolve(layers)
-    with watching() as (tell, progress):
+    with watching() as (tell, progress), interrupts_raised():
         data, found = inspect_data(
             asked.data,
             size_px=asked.model.image.size_px,

@@ -109,8 +109,9 @@ def known_profile(question: "Question", *, measure: bool) -> "Profile":
     profile = load_profile()
     if measure:
         from clipctl.bench.steps import measure_job
+        from clipctl.hardware.processes import interrupts_raised
 
-        with render.saying("measuring") as tell:
+        with render.saying("measuring") as tell, interrupts_raised():
             measure_job(question.job, question.precision, question.devices, tell)
         profile = load_profile()
     if not profile.devices:

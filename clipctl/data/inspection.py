@@ -1,10 +1,8 @@
 """What there is to know about data before training on them. No torch."""
 
-import multiprocessing
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -20,6 +18,7 @@ from clipctl.data.sources.catalog import MAX_BAD_SHARE, MIN_PAIRS, Data, leakage
 from clipctl.data.sources.indexed import IndexedSource
 from clipctl.data.tokenizers import caption_fit, make_tokenizer
 from clipctl.hardware.cpu import usable_cores
+from clipctl.hardware.processes import Helpers
 
 SAMPLED_PICTURES = 64  # decoded where not all are
 TIMED_PICTURES = 8
@@ -189,9 +188,7 @@ def look_at_all(data: Data, size_px: int, progress: Progress) -> Iterator[Look]:
     sides = (data.train, data.val)
     total, done = sum(map(len, sides)), 0
     tasks = [(number, start) for number, side in enumerate(sides) for start in range(0, len(side), CHUNK)]
-    with ProcessPoolExecutor(
-        usable_cores(), multiprocessing.get_context("spawn"), initializer=_remember, initargs=(sides, size_px)
-    ) as processes:
+    with Helpers(usable_cores(), _remember, sides, size_px) as processes:
         for looks in processes.map(_look_at_several, tasks):
             done += len(looks)
             progress(done, total)

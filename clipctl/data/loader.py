@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from multiprocessing import resource_tracker
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -26,6 +25,7 @@ from clipctl.data.sources.catalog import MIN_PAIRS, bad_counts
 from clipctl.data.tokenizers import Tokenizer
 from clipctl.errors import DataError, TrainingError
 from clipctl.hardware.cpu import usable_cores
+from clipctl.hardware.processes import signals_held
 
 PREFETCH_BATCHES = 2
 KEPT_TEXTS = 50_000  # about a kilobyte each
@@ -190,7 +190,9 @@ class TrainLoader:
 
     def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
         self._sampler.start(epoch, first_batch)
-        with _signals_held(), _alarm(self._timeout_s):  # workers are started here the first time, later asked to go on
+        # Workers are started here the first time, later asked to go on. They never hear of Ctrl-C, because the trainer
+        # is about to finish its step and save: they end when it tells them to, or is gone.
+        with signals_held(), _alarm(self._timeout_s):
             batches = iter(self._loader)
         while True:
             try:
@@ -256,24 +258,6 @@ def _alarm(seconds: float | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-@contextmanager
-def _signals_held() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back while workers start; the trainer gets them when the block ends.
-
-    A child inherits the mask, so that a signal to the whole group (Ctrl-C in a terminal) never ends the workers of a
-    trainer that is about to finish its step and save. They end when the trainer tells them to, or is gone.
-    """
-    if not hasattr(signal, "pthread_sigmask"):  # Windows
-        yield
-        return
-    resource_tracker.ensure_running()  # it releases both signals when it starts, so start it first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class HeldOut(NamedTuple):

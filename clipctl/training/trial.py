@@ -1,8 +1,6 @@
 """Real training steps made only to be timed: by the benchmark, and where `auto` has to decide."""
 
-import multiprocessing
 from collections.abc import Callable, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
@@ -15,6 +13,7 @@ from clipctl.data.loader import Batch
 from clipctl.errors import DeviceError
 from clipctl.hardware.devices import Device, is_out_of_memory, open_device
 from clipctl.hardware.memory import peak_rss_bytes
+from clipctl.hardware.processes import Helpers
 from clipctl.hardware.profile import Rates, StepSample, now_s
 from clipctl.hardware.timing import MIN_SAMPLES, Stopwatch, Timing, time_in_turns
 from clipctl.model.forecast import Job, Setting, model_keys
@@ -117,11 +116,11 @@ class TrialProcess:
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
-        self._pool = ProcessPoolExecutor(max_workers=1, mp_context=multiprocessing.get_context("spawn"))
+        self._process = Helpers()
 
     def visit(self, *, limit_s: float, min_samples: int = MIN_SAMPLES) -> list[Measured]:
         try:
-            return self._pool.submit(_visit, self._tasks, limit_s, min_samples).result()
+            return self._process.submit(_visit, self._tasks, limit_s, min_samples).result()
         except BrokenProcessPool:
             words = "the steps were ended by the system, most likely for want of memory"
         except (RuntimeError, MemoryError) as error:
@@ -130,7 +129,7 @@ class TrialProcess:
         raise DeviceError(f"{words} at batch size {last.job.batch_size} on {last.settings[0].device}")
 
     def close(self) -> None:
-        self._pool.shutdown()
+        self._process.shutdown()
 
 
 _trials: list[Trial] = []  # those of a TrialProcess, in its process
