@@ -494,6 +494,7 @@ def test_ctrl_c_says_interrupted(arguments):
     command = [sys.executable, "-m", "clipctl", *arguments]
     done = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
     while not _spawned(done.pid):
+        assert done.poll() is None, done.stderr.read()
         time.sleep(0.01)
     os.killpg(done.pid, signal.SIGINT)
     said = done.communicate(timeout=30)[1]

@@ -36,6 +36,14 @@ def test_the_first_call_is_timed_alone(world):
     assert found.samples_s == pytest.approx([0.001] * MAX_SAMPLES)
 
 
+def test_what_is_warm_is_sampled_at_once_the_next_time(world):
+    works = {"a": world.work("a", 1.0)}
+    time_in_turns(works, limit_s=0.1, min_samples=1)
+    before_s = world.now
+    found = time_in_turns(works, limit_s=0.1, min_samples=1)["a"]
+    assert world.now - before_s == pytest.approx(1.0) and len(found.samples_s) == 1  # no call but the sample
+
+
 def test_turns_go_there_and_back(world):
     time_in_turns({"a": world.work("a", 0.05), "b": world.work("b", 0.05)}, limit_s=100)
     turns = world.log[2:]  # after each was warmed
