@@ -9,6 +9,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from clipctl.cli import render
 from clipctl.cli.app import app
 from tests.conftest import MICRO
 
@@ -182,3 +183,19 @@ def test_commands_start_without_what_they_do_not_need(words, tmp_path):
     )
     done = subprocess.run([sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("share", "words"),
+    [
+        (None, "–"),
+        (0, "0 %"),
+        (1 / 20_000, "0.005 %"),
+        (1 / 200, "0.5 %"),
+        (0.01, "1 %"),
+        (1 / 24, "4 %"),
+        (1, "100 %"),
+    ],
+)
+def test_a_share_below_one_per_cent_is_not_called_nothing(share, words):
+    assert render.percent(share) == words

@@ -117,7 +117,10 @@ def plain(text: str, style: str = "") -> Text:
 
 
 def percent(share: float | None) -> str:
-    return "–" if share is None else f"{share:.0%}".replace("%", " %")
+    """Whole per cents; one digit below 1 %, where guessing and the first recalls among many pictures lie."""
+    if share is None:
+        return "–"
+    return f"{share * 100:.1g} %" if 1e-6 <= share < 0.01 else f"{share * 100:.0f} %"
 
 
 def aligned(rows: "Sequence[tuple[str, ...]]", styles: "Sequence[str] | None" = None) -> Text:
