@@ -421,6 +421,29 @@ def test_a_size_is_judged_by_one_that_takes_long_enough_to_tell(monkeypatch):
     assert price_s * measure._amount(add, 10**7) == pytest.approx(1.02e-3)
 
 
+@pytest.mark.parametrize(
+    ("looks", "sizes", "skipped"),
+    [
+        ([1.0, 1e-12], [10**6], []),  # dear in a busy moment, cheap when it was looked at again; no third look
+        ([1.0, 2.0, 1.0], [], ["add 1,000,000 on cpu fp32 ×2: a call would take about 3e+06 s"]),
+        ([RuntimeError("not known here\nand more")], [], ["add 1,000,000 on cpu fp32 ×2: not known here"]),
+    ],
+)
+def test_a_busy_moment_leaves_no_case_out(monkeypatch, looks, sizes, skipped):
+    def price_s(*_):
+        if isinstance(found := looks.pop(0), Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(measure, "_price_s", price_s)
+    request = measure.BenchRequest(sizes=(10**6,), dtypes=("fp32",), threads=(2,))
+    bench = measure._Bench(request, [open_device("cpu")], lambda line: None, 0.0)
+    add = operations.OPERATIONS[0]
+    for _ in range(3):
+        bench._price([add])
+    assert [case.size for case in bench._cases(add)] == sizes and bench.skipped == skipped and not looks
+
+
 def test_the_bands_are_the_notes():
     assert [(name, notes) for name, _, _, notes in BANDS] == [
         ("Tiny", "CPU"),

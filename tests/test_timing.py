@@ -36,6 +36,18 @@ def test_the_first_call_is_timed_alone(world):
     assert found.samples_s == pytest.approx([0.001] * MAX_SAMPLES)
 
 
+def test_a_slow_first_call_does_not_make_an_operation_slow(world):
+    found = time_in_turns({"a": world.work("a", 0.001, first_s=0.5)}, limit_s=0.4)["a"]
+    assert found.first_s == pytest.approx(0.5)
+    assert found.median_s == pytest.approx(0.001) and len(found.samples_s) > 10
+    assert world.now > 0.5 + 10 * 0.015  # blocks of many calls, not single ones
+
+
+def test_what_is_slow_is_called_no_more_often_than_it_is_sampled_and_once(world):
+    found = time_in_turns({"a": world.work("a", 1.0)}, limit_s=0.4)["a"]
+    assert found.samples_s == pytest.approx([1.0] * 3) and world.now == pytest.approx(4.0)
+
+
 def test_what_is_warm_is_sampled_at_once_the_next_time(world):
     works = {"a": world.work("a", 1.0)}
     time_in_turns(works, limit_s=0.1, min_samples=1)

@@ -62,17 +62,23 @@ class Stopwatch:
         self.first_s = 0.0
         self.block_s = 0.0
 
-    def warm(self, limit_s: float) -> None:
-        """The first call alone; then blocks until they stop getting faster, or the time is up. Once is enough."""
+    def warm(self, limit_s: float) -> list[float]:
+        """The first call alone; then blocks until they stop getting faster, or the time is up. Once is enough.
+
+        How slow the operation is, the second call says: the first may touch new memory or compile a kernel, and take
+        thirty times as long. Of what is so slow that warming up would take longer than it could change, the second
+        call is a sample already, and returned.
+        """
         if self.first_s:
-            return
+            return []
+        self.first_s = self._timed(1)
         started = time.perf_counter()
-        self.first_s = self.block_s = self._timed(1)
-        if self.first_s >= limit_s / 2:  # slow enough that warming up would take longer than it could change
-            return
-        second_s = self.first_s if self.first_s > 10 * BLOCK_S else self._timed(1)
-        self._calls = max(1, round(BLOCK_S / max(second_s, 1e-9)))
-        last = self.sample()
+        self.block_s = last = self._timed(1)
+        if last >= limit_s / 2:
+            return [last]
+        self._calls = max(1, round(BLOCK_S / max(last, 1e-9)))
+        if self._calls > 1:
+            last = self.sample()
         for _ in range(MAX_WARM_BLOCKS):
             if time.perf_counter() - started + self.block_s > limit_s:
                 break
@@ -80,6 +86,7 @@ class Stopwatch:
             if now > (1 - SETTLED) * last:
                 break
             last = now
+        return []
 
     def sample(self) -> float:
         """Seconds of one operation in a block of them."""
@@ -110,13 +117,13 @@ def time_in_turns(
     some of them out, evenly, so that its samples are spread over the whole time too. `before_round` is told whose turn
     it is.
     """
+    samples: dict[Name, list[float]] = {}
     shares = {}
     for name, work in works.items():
         before_round(name)
-        work.warm(limit_s / 2)
-        affordable = int(limit_s / 2 / max(work.block_s, 1e-9))
-        shares[name] = min(MAX_SAMPLES, max(min_samples, affordable)) / MAX_SAMPLES
-    samples: dict[Name, list[float]] = {name: [] for name in works}
+        samples[name] = work.warm(limit_s / 2)
+        affordable = max(min_samples, int(limit_s / 2 / max(work.block_s, 1e-9)))
+        shares[name] = min(MAX_SAMPLES, affordable - len(samples[name])) / MAX_SAMPLES
     order = list(works)
     for number in range(MAX_SAMPLES):
         for name in order:
