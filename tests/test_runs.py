@@ -273,22 +273,14 @@ def test_a_manifest_that_the_system_refuses_is_not_taken_for_damage(run, store, 
 
 def test_readers_of_a_live_run_see_no_damage(run):
     """While checkpoints come and go, what is listed is whole or not listed."""
-    done, seen = threading.Event(), []
-
-    def write():
-        store = CheckpointStore(run, keep_last=1, keep_best=0)
-        for step in range(1, 150):
-            save(store, step)
-        done.set()
-
-    writer = threading.Thread(target=write)
+    seen, store = [], CheckpointStore(run, keep_last=1, keep_best=0)
+    writer = threading.Thread(target=lambda: [save(store, step) for step in range(1, 150)])
     writer.start()
-    while not done.is_set():
+    while writer.is_alive():
         for entry in CheckpointStore(run).inventory():
             problems = entry.checkpoint.problems() if entry.checkpoint else []
             seen += [problem for problem in problems if entry.path.exists() and entry.size_bytes]
-    writer.join()
-    assert not seen
+    assert not seen and steps(store) == [149]
 
 
 def test_one_that_lost_a_file_does_not_count_among_the_last(run, store):

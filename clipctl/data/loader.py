@@ -222,12 +222,22 @@ class TrainLoader:
         return TrainingError(f"loader worker {number} (process {pid}) has been silent for {self._timeout_s} s", hint)
 
     def close(self) -> None:
-        """End the workers. They do not listen to signals, so nothing else would before the process is gone."""
+        """End the workers. They do not listen to signals, so nothing else would before the process is gone.
+
+        Torch's own way asks them to leave, under a lock that one which was stopped or killed may hold forever. They
+        have nothing to finish, so they are killed, after torch was told not to mind.
+        """
         iterator: Any = self._loader._iterator  # where a loader keeps persistent workers
-        if iterator is not None:
-            iterator._shutdown_workers()
-            for worker in iterator._workers:
-                worker.kill()  # one that was stopped or hangs has not heard
+        if iterator is None or iterator._shutdown:
+            return
+        iterator._shutdown = True
+        torch._C._remove_worker_pids(id(iterator))
+        for worker in iterator._workers:
+            worker.kill()
+            worker.join()
+        for queue in iterator._index_queues:
+            queue.cancel_join_thread()
+            queue.close()
 
 
 class WorkerSilentError(RuntimeError):

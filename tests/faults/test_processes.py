@@ -119,12 +119,16 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_later(tmp_path, unbroken):
     assert status is not None and status.state == "failed"
 
 
-def test_a_hung_worker_is_named(micro):
+@pytest.fixture
+def loader(micro):
+    """One worker, pairs in batches of two."""
     plan = make_plan(micro)
     source = plan.train_source
     dataset = PairDataset(source, plan.tokenizer, plan.augmentation, 16, 0, RamCache(source, 16, 0))
-    sampler = EpochSampler(source, 2, 0)
-    loader = TrainLoader(dataset, sampler, workers=1, fixed_length=True)
+    return TrainLoader(dataset, EpochSampler(source, 2, 0), workers=1, fixed_length=True)
+
+
+def test_a_hung_worker_is_named(loader):
     batches = loader.epoch(1)
     next(batches)
     loader._timeout_s = 1  # past the start, which takes seconds
@@ -138,8 +142,16 @@ def test_a_hung_worker_is_named(micro):
         assert str(problem) == f"loader worker 0 (process {worker.pid}) has been silent for 1 s"
     finally:
         loader.close()
-    worker.join(5)
     assert not worker.is_alive()
+
+
+def test_a_worker_that_stopped_with_a_lock_in_its_hand_holds_nobody_up(loader):
+    """Each batch, a worker asks under a lock whether it is to end. Stopped or killed there, it keeps the lock."""
+    next(loader.epoch(1))
+    iterator = loader._loader._iterator
+    with iterator._workers_done_event._cond:
+        loader.close()
+    assert not any(worker.is_alive() for worker in iterator._workers)
 
 
 def test_a_trainer_that_was_put_to_sleep_goes_on(tmp_path, unbroken):
