@@ -4,11 +4,12 @@
 
 1. The peak that the bench reports for products against plain timed loops before, between and after, in one process.
 2. `clipctl bench --sizes 1e6 1e7`, several times: seconds, and how many medians agree within 10 % with those of the run
-   before; the same for plain loops of the same cases, made after each.
+   before, and in how many pairs of all runs all do; the same for plain loops of the same cases, made after each.
 3. `clipctl recommend-device --params 150M` from what was kept: seconds, as a whole program.
 """
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 
 import torch
 
@@ -87,9 +89,21 @@ def plain_loops(cases: list[tuple]) -> dict[tuple, float]:
 
 def agreement(before: dict[tuple, float], after: dict[tuple, float]) -> str:
     ratios = {case: after[case] / before[case] for case in before.keys() & after.keys()}
-    within = sum(abs(ratio - 1) <= 0.1 for ratio in ratios.values())
+    within = sum(map(agrees, ratios.values()))
     worst = max(ratios, key=lambda case: abs(ratios[case] - 1))
     return f"{within} of {len(ratios)} within 10 %; furthest off: {worst}, {ratios[worst]:.2f}"
+
+
+def agrees(ratio: float) -> bool:
+    return abs(ratio - 1) <= 0.1
+
+
+def agreement_of_all(runs: list[dict[tuple, float]]) -> str:
+    pairs = list(itertools.combinations(runs, 2))
+    off = [[case for case in one.keys() & two.keys() if not agrees(two[case] / one[case])] for one, two in pairs]
+    often = Counter(case for cases in off for case in cases).most_common(3)
+    whole = sum(not cases for cases in off)
+    return f"{whole} of {len(pairs)} pairs agree in all cases; most often off: {often}"
 
 
 def compare_runs(count: int) -> None:
@@ -106,6 +120,8 @@ def compare_runs(count: int) -> None:
         if number:
             print(f"  bench, this run and the one before: {agreement(*benched[-2:])}")
             print(f"  plain loops after both: {agreement(*looped[-2:])}", flush=True)
+    print(f"bench: {agreement_of_all(benched)}")
+    print(f"plain loops: {agreement_of_all(looped)}")
 
 
 def main() -> None:
