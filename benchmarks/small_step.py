@@ -5,7 +5,7 @@ users would, and they take turns, one step at a time:
 
     python benchmarks/small_step.py [--rounds 9] [--preset small]
 
-The third row trains on the same captions as clipctl does, cut to the longest of the batch.
+The third row trains on the same captions as clipctl does, cut to the longest of the batch; the fourth with `--compile`.
 """
 
 import argparse
@@ -62,7 +62,8 @@ def transformers_step(model, optimizer, images, tokens):
 
 def serve(side: str, preset: str, pipe) -> None:
     """One side of the comparison: makes a step whenever it is asked to, and says how long it took."""
-    plan = make_plan(resolve([Layer("--preset", {"preset": preset, "runtime.device": "cpu"})]))
+    runtime = {"runtime.device": "cpu", "runtime.precision": "fp32", "runtime.compile": side == "compiled"}
+    plan = make_plan(resolve([Layer("--preset", {"preset": preset, **runtime})]))
     batch = next(make_loader(plan).epoch(1))
     padding = torch.zeros(len(batch.tokens), plan.tokenizer.context - batch.tokens.shape[1], dtype=torch.int64)
     whole = Batch(batch.images, torch.cat([batch.tokens, padding], dim=1))
@@ -74,10 +75,9 @@ def serve(side: str, preset: str, pipe) -> None:
         steps = {"transformers, 77 tokens": lambda: transformers_step(model, optimizer, images, whole.tokens)}
     else:
         state = make_state(plan)
-        steps = {
-            "clipctl, 77 tokens": lambda: train_step(state, whole, lr=1e-4),
-            f"clipctl, {batch.tokens.shape[1]} tokens": lambda: train_step(state, batch, lr=1e-4),
-        }
+        steps = {f"{side}, {batch.tokens.shape[1]} tokens": lambda: train_step(state, batch, lr=1e-4)}
+        if side == "clipctl":
+            steps = {"clipctl, 77 tokens": lambda: train_step(state, whole, lr=1e-4), **steps}
     pipe.send((list(steps), f"{plan.parameters:,} parameters, batch {len(batch.images)}", len(batch.images)))
     while (name := pipe.recv()) is not None:
         started = time.perf_counter()
@@ -93,7 +93,7 @@ def main() -> None:
 
     context = multiprocessing.get_context("spawn")
     owners, processes = {}, []
-    for side in ("transformers", "clipctl"):
+    for side in ("transformers", "clipctl", "compiled"):
         ours, theirs = context.Pipe()
         processes.append(context.Process(target=serve, args=(side, arguments.preset, theirs), daemon=True))
         processes[-1].start()

@@ -186,6 +186,7 @@ class RuntimeConfig:
     workers: int | None = bounded(None, low=0, high=256)  # None: chosen for this machine and data
     cache: CacheName = "auto"  # decoded pictures: in memory, on disk, not at all
     recompute: bool = False  # blocks again in the backward pass instead of keeping what they computed: less memory
+    compile: bool = False  # the image tower's blocks, by torch.compile
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -129,6 +129,16 @@ Recompute = Annotated[
         show_default=False,
     ),
 ]
+Compile = Annotated[
+    bool,
+    typer.Option(
+        "--compile",
+        metavar="",
+        help="Use torch.compile; gains nothing on a CPU.",
+        rich_help_panel=_MACHINE,
+        show_default=False,
+    ),
+]
 RunsDir = Annotated[
     str | None, _option("--runs-dir", "Where runs are kept; default: ./runs.", _RUN, "DIR", "CLIPCTL_RUNS")
 ]

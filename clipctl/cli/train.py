@@ -61,6 +61,7 @@ def train(
     threads: options.Threads = None,
     workers: options.Workers = None,
     recompute: options.Recompute = False,
+    compile: options.Compile = False,
     format: options.DataFormat = None,
     image_column: options.ImageColumn = None,
     caption_column: options.CaptionColumn = None,
@@ -100,6 +101,7 @@ def train(
         "--threads": ("runtime.threads", threads),
         "--workers": ("runtime.workers", workers),
         "--recompute": ("runtime.recompute", "true" if recompute else None),
+        "--compile": ("runtime.compile", "true" if compile else None),
     }
     layers = asked_layers(config, flags, set or [])
     root, console = runs_root(runs_dir), render.prose()

@@ -12,6 +12,7 @@ from torch import Tensor
 from clipctl.data.images import normalise
 from clipctl.data.loader import HeldOut
 from clipctl.model.loss import LOSSES, Embeddings
+from clipctl.training.compiling import uncompiled
 from clipctl.training.state import TrainState
 from clipctl.training.step import autocast
 
@@ -83,7 +84,7 @@ class Evaluator:
             for batch in self.held_out.batches:
                 between_batches()
                 batch = batch.to(state.device.image, state.device.text)
-                with autocast(state):
+                with autocast(state), uncompiled(state.compiled):
                     embeddings: Embeddings = state.model(normalise(batch.images), batch.tokens)
                 losses.append(LOSSES[state.loss](embeddings, batch.positives))
                 images.append(embeddings.image)

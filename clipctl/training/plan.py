@@ -18,6 +18,7 @@ from clipctl.hardware.devices import Device
 from clipctl.model import cost
 from clipctl.model.forecast import CostModel, Estimate, Job, Setting, with_margin
 from clipctl.training.choice import Choice, decide
+from clipctl.training.compiling import check_compiler
 
 # What preparing a batch takes besides the step, as measured on 2 cores: in all, and for every pixel that is augmented.
 BATCH_S, PIXEL_S = 0.6e-3, 24e-9
@@ -145,6 +146,9 @@ def make_plan(
     job = Job(config.model, config.train.batch_size, fit.longest, config.runtime.recompute)
     decision = decide(config, job, total_steps, before)
     device = decision.device
+    if config.runtime.compile:
+        check_compiler(device)
+        notes.append("the first step compiles, for up to a minute; forecasts are of steps that are not compiled")
     if device.wants_fixed_shapes:
         job = replace(job, text_tokens=tokenizer.context)
     step_s = decision.cost_model.step_s(decision.setting, job)

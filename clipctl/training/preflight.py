@@ -106,6 +106,7 @@ def _key(plan: TrainPlan) -> str:
         "precision": plan.precision.value,
         "model": model_keys(plan.job.model),
         "batch": [plan.job.batch_size, plan.job.text_tokens],
+        "compile": plan.config.runtime.compile,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -172,7 +173,10 @@ class _Sides:
                 self.start[name] = parameter + 0.1 * torch.randn(parameter.shape, generator=noise)
 
     def _state(self, device: Device, threads: int) -> TrainState:
-        state = fresh_state(self.config, device, "fp32", threads)
+        config = self.config
+        if not device.is_accelerator:  # what the other side is compared with
+            config = replace(config, runtime=replace(config.runtime, compile=False))
+        state = fresh_state(config, device, "fp32", threads)
         state.grad_clip = None  # clipping would divide a gradient's error away
         return state
 

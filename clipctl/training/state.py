@@ -20,6 +20,7 @@ from clipctl.model.clip import Clip
 from clipctl.runs import checkpoints
 from clipctl.runs.checkpoints import Checkpoint
 from clipctl.runs.tensors import TensorInfo, read_header
+from clipctl.training.compiling import compile_blocks
 from clipctl.training.optim import make_optimizer
 
 LOSS_SCALE = "loss_scale"
@@ -62,6 +63,7 @@ class TrainState:
     precision: str
     grad_clip: float | None
     loss_scale: LossScale | None = None  # only in fp16
+    compiled: bool = False
     step: int = 0  # updates made
 
 
@@ -72,6 +74,8 @@ def fresh_state(config: TrainConfig, device: Device, precision: str, threads: in
     torch.manual_seed(config.train.seed)
     model = Clip(config.model, loss=config.train.loss).place(device.image, device.text)
     model.image.recompute = model.text.recompute = config.runtime.recompute
+    if config.runtime.compile:
+        compile_blocks(model)
     return TrainState(
         model=model,
         optimizer=make_optimizer(model, config.optim),
@@ -80,6 +84,7 @@ def fresh_state(config: TrainConfig, device: Device, precision: str, threads: in
         precision=precision,
         grad_clip=config.optim.grad_clip,
         loss_scale=LossScale(device.image) if precision == "fp16" else None,
+        compiled=config.runtime.compile,
     )
 
 

@@ -49,7 +49,7 @@ class Trial:
     """The steps of a task, ready to be timed again and again. Settings that only compute otherwise share a state."""
 
     def __init__(self, task: Task) -> None:
-        runtime = replace(task.config.runtime, recompute=False)
+        runtime = replace(task.config.runtime, recompute=False, compile=False)
         config = replace(task.config, model=task.job.model, runtime=runtime)
         self._devices = {label: open_device(label) for label in {setting.device for setting in task.settings}}
         threads = task.settings[0].threads

@@ -1,0 +1,63 @@
+"""train --compile: the same training through torch.compile."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+
+from clipctl.errors import DeviceError
+from clipctl.hardware.devices import open_device
+from clipctl.runs.rundir import RunDir
+from clipctl.training import compiling
+from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs
+from tests.test_training import changed, run_training, weights
+
+
+@pytest.fixture(autouse=True)
+def _compiled_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("recompute", [False, True])
+def test_one_block_is_compiled_for_all_and_computes_the_same(micro, tmp_path, monkeypatch, recompute):
+    graphs = []
+    compiled = compiling._inductor
+    monkeypatch.setattr(compiling, "_inductor", lambda graph, inputs: graphs.append(graph) or compiled(graph, inputs))
+    deep = replace(micro, model=replace(micro.model, image=replace(micro.model.image, depth=4)))
+    plain, _ = run_training(deep, tmp_path, "plain")
+    assert not graphs
+    asked = changed(deep, "runtime", compile=True, recompute=recompute)
+    other, summary = run_training(asked, tmp_path, "compiled")
+    assert len(graphs) == 2  # what `check_compiler` tries, and the block
+    expected = weights(plain)
+    assert summary.steps == 6 and weights(other).keys() == expected.keys()
+    for name, tensor in weights(other).items():
+        torch.testing.assert_close(tensor, expected[name], rtol=1e-4, atol=1e-5)
+
+
+def test_a_stopped_compiled_run_goes_on_to_the_same_weights(tmp_path):
+    settings = [*SETTINGS, "--set=model.image.depth=2", "--compile"]
+    assert finish(start(tmp_path, *settings, "--name", "whole"))[0] == 0
+    process = start(tmp_path, *settings, "--name", "stopped")
+    stopped = RunDir(tmp_path / "stopped")
+    wait_for_epochs(stopped, 2)
+    os.killpg(process.pid, signal.SIGINT)
+    assert finish(process)[0] == 130
+    assert finish(start(tmp_path, "--resume", "stopped"))[0] == 0
+    assert digest(stopped) == digest(RunDir(tmp_path / "whole"))
+
+
+def test_without_a_compiler_no_run_begins(tmp_path, monkeypatch):
+    monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
+    code, _, stderr = finish(start(tmp_path / "runs", *SETTINGS, "--compile"))
+    assert code == 4 and "torch.compile does not work here: InvalidCxxCompiler" in stderr and "Traceback" not in stderr
+    assert "leave --compile out" in stderr and not (tmp_path / "runs").exists()
+
+
+def test_not_on_a_device_where_it_was_wrong():
+    apple = replace(open_device("cpu"), label="mps", image=torch.device("mps"))
+    with pytest.raises(DeviceError, match="--compile is for cpu and cuda, not mps"):
+        compiling.check_compiler(apple)
