@@ -44,6 +44,12 @@ def test_train_writes_a_run_and_prints_its_score(tmp_path):
     assert "images/s" in done.stderr and "\x1b" not in done.stderr + done.stdout
 
 
+@pytest.mark.parametrize(("pictures", "commands"), [("synthetic:40", 4), ("synthetic:2000", 3)])
+def test_what_was_just_done_is_not_suggested_next(tmp_path, pictures, commands):
+    done = clipctl("train", pictures, *SETTINGS, "--steps", "1", cwd=tmp_path)
+    assert done.stdout.count("\n  clipctl ") == commands, done.stderr
+
+
 def test_json_is_one_document_on_stdout(tmp_path):
     done = clipctl("train", *SETTINGS, "--json", "--runs-dir", "elsewhere", "--name", "mine", cwd=tmp_path)
     document = json.loads(done.stdout)

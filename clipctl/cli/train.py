@@ -154,6 +154,8 @@ def train(
     output.print(f"\n{render.summary_text(summary)}\n", markup=False, soft_wrap=not output.is_terminal)
     data = shlex.join(source or plan.config.data.source)
     for purpose, command in NEXT_COMMANDS if plan.train_source.is_drawn else NEXT_WITH_OWN_DATA:
+        if data in command.split():  # it was just done
+            continue
         output.print(f"  {command.format(data=data):<44} # {purpose}", markup=False, soft_wrap=True)
 
 
