@@ -31,6 +31,7 @@ PREFETCH_BATCHES = 2
 KEPT_TEXTS = 50_000  # about a kilobyte each
 TICK_S = 0.5
 WORKER_TIMEOUT_S = 120.0  # for a batch; longer than any disk takes that still works
+KILL_S = 5.0  # for a killed worker to be gone; one that waits for a dead network disk never is
 
 _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
@@ -234,7 +235,8 @@ class TrainLoader:
         torch._C._remove_worker_pids(id(iterator))
         for worker in iterator._workers:
             worker.kill()
-            worker.join()
+        for worker in iterator._workers:
+            worker.join(KILL_S)
         for queue in iterator._index_queues:
             queue.cancel_join_thread()
             queue.close()

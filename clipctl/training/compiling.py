@@ -45,7 +45,8 @@ def check_compiler(device: Device) -> None:
 
 
 def _inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
-    """Torch's compiler, in this process. Ctrl-C waits until it is through: it would end the C++ compiler, not us."""
+    """Torch's compiler, in this process. Ctrl-C is kept from the C++ compiler: that would fail, and the step with it,
+    where the step is to be finished and saved."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 
