@@ -17,8 +17,8 @@ from pathlib import Path
 
 import torch
 
-from clipctl.config import Layer, resolve
-from clipctl.runs.checkpoints import NEEDED
+from clipctl.config.layers import Layer, resolve
+from clipctl.runs.checkpoint import NEEDED
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training.loop import make_state

@@ -25,8 +25,8 @@ import torch
 from PIL import Image
 
 from clipctl.data.cache import RamCache
+from clipctl.data.decoding import open_picture
 from clipctl.data.images import MEAN, STD, Augmentation, augment, kept_side, normalise
-from clipctl.data.pictures import open_picture
 from clipctl.hardware import cpu
 from clipctl.hardware.memory import keep_freed_memory
 
@@ -35,8 +35,8 @@ SIZE_PX = 224
 
 MEASURED = """
 import json, sys, time
-from clipctl.config import DataConfig
-from clipctl.data.sources.catalog import read_data
+from clipctl.config.sections import DataConfig
+from clipctl.data.catalog import read_data
 from clipctl.hardware.memory import peak_rss_bytes
 started = time.perf_counter()
 data = read_data(DataConfig(source=(sys.argv[1],)))

@@ -18,7 +18,7 @@ import torch
 import transformers
 from transformers import CLIPConfig, CLIPModel
 
-from clipctl.config import Layer, resolve
+from clipctl.config.layers import Layer, resolve
 from clipctl.data.images import normalise
 from clipctl.data.loader import Batch
 from clipctl.hardware import cpu

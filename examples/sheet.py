@@ -5,8 +5,8 @@ import textwrap
 
 from PIL import Image, ImageDraw, ImageFont
 
-from clipctl.config import DataConfig
-from clipctl.data.sources.catalog import open_data
+from clipctl.config.sections import DataConfig
+from clipctl.data.catalog import open_data
 
 COLUMNS, PICTURE_PX, GAP_PX, TEXT_PX = 6, 144, 12, 34
 

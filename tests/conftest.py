@@ -4,7 +4,8 @@ import tempfile
 import pytest
 import torch
 
-from clipctl.config import Layer, TrainConfig, resolve
+from clipctl.config.layers import Layer, resolve
+from clipctl.config.sections import TrainConfig
 
 # Plain text from Rich whatever the surroundings are.
 os.environ.update(TTY_COMPATIBLE="0", COLUMNS="100")

@@ -11,24 +11,26 @@ import clipctl
 
 PACKAGE = Path(clipctl.__file__).parent
 
-# A module may import from rows above its own, and from its own folder; names on one row never import each other.
+# A part may import from rows above its own, and from itself; parts on one row never import each other.
 LAYERS = [
-    {"errors", "files"},
-    {"config"},
+    {"errors"},
+    {"files", "config"},
     {"runs", "hardware"},
     {"data", "model"},
     {"training"},
-    {"bench", "monitor", "inference", "interop"},
+    {"bench", "monitor", "doctor", "inference", "interop"},
+    {"report"},
     {"cli"},
 ]
 TORCH_FREE = [
     "errors",
-    "config",
+    "config.layers",
     "runs.rundir",
     "runs.metrics",
-    "runs.checkpoints",
+    "runs.checkpoint",
     "runs.store",
     "monitor.watch",
+    "monitor.runs",
     "hardware.profile",
     "model.cost",
     "model.forecast",
@@ -38,16 +40,25 @@ TORCH_FREE = [
 ]
 
 
-def imported_parts(path: Path) -> set[str]:
-    """The first-level parts of clipctl that a file imports, type-checking imports included."""
-    parts = set()
+MODULES = {
+    ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """The modules of clipctl that a file imports anywhere, in functions and for type checking too."""
+    names = set()
     for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "clipctl":
-            names = node.module.split(".")[1:] or [alias.name for alias in node.names]
-            parts.add(names[0])
+        if isinstance(node, ast.ImportFrom) and node.module:
+            names |= {node.module, *(f"{node.module}.{alias.name}" for alias in node.names)}
         elif isinstance(node, ast.Import):
-            parts |= {alias.name.split(".")[1] for alias in node.names if alias.name.startswith("clipctl.")}
-    return parts - {"__version__"}
+            names |= {alias.name for alias in node.names}
+    return {name for name in names if name in MODULES and MODULES[name].name != "__init__.py"}
+
+
+def imported_parts(path: Path) -> set[str]:
+    return {name.split(".")[1] for name in imported_modules(path)}
 
 
 @pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -58,6 +69,13 @@ def test_imports_point_one_way(path):
     row = next(number for number, names in enumerate(LAYERS) if own in names)
     allowed = set().union(*LAYERS[:row]) | {own}
     assert imported_parts(path) <= allowed
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    waiting = {name: imported_modules(path) - {name} for name, path in MODULES.items()}
+    while free := [name for name, imports in waiting.items() if not imports & waiting.keys()]:
+        waiting = {name: imports for name, imports in waiting.items() if name not in free}
+    assert not waiting
 
 
 def test_torch_free_modules_start_without_torch():

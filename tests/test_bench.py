@@ -22,7 +22,7 @@ from clipctl.bench.recommend import BANDS, model_of_size, profile_of
 from clipctl.bench.results import BenchResult, Overhead, Peak, Row, compare, load_result, save_result
 from clipctl.bench.steps import CALIBRATION, StepProbe
 from clipctl.cli.app import app
-from clipctl.config import parse_bytes, parse_counts
+from clipctl.config.quantities import parse_bytes, parse_counts
 from clipctl.errors import DataError
 from clipctl.hardware.devices import open_device
 from clipctl.hardware.profile import Machine, load_profile
@@ -177,14 +177,15 @@ def test_a_picture_is_drawn(saved):
 
 @pytest.mark.parametrize("format", ["table", "md", "csv"])
 def test_other_forms_hold_the_same_rows(saved, format):
-    from clipctl.cli import benching
 
     result = load_result(saved[0])
     output = io.StringIO()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", output)
         patch.setenv("COLUMNS", "80")
-        benching.show(result, format)
+        from clipctl.cli.views import bench as view
+
+        view.show(result, format)
     text = output.getvalue()
     if format == "csv":
         assert len(list(csv.DictReader(io.StringIO(text)))) == len(result.results)

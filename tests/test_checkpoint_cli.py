@@ -12,9 +12,8 @@ from safetensors.torch import load_file, save_file
 from typer.testing import CliRunner
 
 from clipctl.cli.app import app
-from clipctl.config import Layer, resolve
-from clipctl.runs import checkpoints
-from clipctl.runs.checkpoints import sha256
+from clipctl.config.layers import Layer, resolve
+from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, sha256
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
@@ -78,8 +77,8 @@ def test_list_as_json(invoke):
 
 
 def test_list_shows_the_damaged_and_the_incomplete(invoke, root):
-    (newest(root).path / checkpoints.MODEL).unlink()
-    (root / "alpha" / "checkpoints" / "step-00000002" / checkpoints.MANIFEST).write_text("{")
+    (newest(root).path / MODEL).unlink()
+    (root / "alpha" / "checkpoints" / "step-00000002" / MANIFEST).write_text("{")
     (root / "alpha" / "checkpoints" / ".step-00000007.partial").mkdir()
     output = invoke("list", "alpha").stdout
     assert "damaged: model.safetensors is missing" in output and "manifest.json cannot be read" in output
@@ -114,8 +113,8 @@ def test_show_names_a_checkpoint_in_many_ways(invoke, name):
 
 def test_show_reads_headers_as_they_are(invoke, root):
     document = json.loads(invoke("show", str(newest(root).path), "--json").stdout)
-    tensors = load_file(newest(root).path / checkpoints.MODEL)
-    assert {name: info["shape"] for name, info in document["tensors"][checkpoints.MODEL].items()} == {
+    tensors = load_file(newest(root).path / MODEL)
+    assert {name: info["shape"] for name, info in document["tensors"][MODEL].items()} == {
         name: list(tensor.shape) for name, tensor in tensors.items()
     }
     assert document["metrics"]["score"] == newest(root).manifest.metrics["score"]
@@ -129,7 +128,7 @@ def test_verify_passes_what_is_whole(invoke):
     assert result.exit_code == 0 and result.stdout.count("ok") == 8
 
 
-@pytest.mark.parametrize("file", [checkpoints.MODEL, checkpoints.OPTIMIZER, checkpoints.STATE, checkpoints.MANIFEST])
+@pytest.mark.parametrize("file", [MODEL, OPTIMIZER, STATE, MANIFEST])
 def test_verify_finds_one_bit(invoke, root, file):
     flip(newest(root).path / file)
     result = invoke("verify", "alpha", "--json")
@@ -141,14 +140,14 @@ def test_verify_finds_one_bit(invoke, root, file):
 
 def test_verify_deep_finds_what_is_not_finite(invoke, root):
     checkpoint = newest(root)
-    tensors = load_file(checkpoint.path / checkpoints.MODEL)
+    tensors = load_file(checkpoint.path / MODEL)
     tensors["text.positions"][3, 4] = float("nan")
     tensors["image.patches.weight"][0, 0, 0, :2] = float("-inf")
-    save_file(tensors, checkpoint.path / checkpoints.MODEL)
-    files = json.loads((checkpoint.path / checkpoints.MANIFEST).read_text())["files"]
-    model = checkpoint.path / checkpoints.MODEL
+    save_file(tensors, checkpoint.path / MODEL)
+    files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
+    model = checkpoint.path / MODEL
     sums = {"size_bytes": model.stat().st_size, "sha256": sha256(model)}
-    rewrite_manifest(checkpoint, files={**files, checkpoints.MODEL: sums})
+    rewrite_manifest(checkpoint, files={**files, MODEL: sums})
     assert invoke("verify", "alpha").exit_code == 0
     result = invoke("verify", "alpha", "--deep")
     assert result.exit_code == 3
@@ -184,7 +183,7 @@ def test_prune_only_tells_until_it_is_allowed(invoke, root):
 
 def test_prune_keeps_the_newest_whole_one_if_the_last_is_damaged(invoke, root):
     rewrite_all_scores(root, 0.5)
-    flip(newest(root).path / checkpoints.MODEL)
+    flip(newest(root).path / MODEL)
     invoke("prune", "alpha", "--yes")
     assert steps(root) == [4, 6]
 
@@ -200,7 +199,7 @@ def test_prune_takes_away_what_is_of_no_use(invoke, root):
     partial = root / "alpha" / "checkpoints" / ".step-00000007.partial"
     partial.mkdir()
     (partial / "half").write_bytes(b"x" * 1000)
-    (root / "alpha" / "checkpoints" / "step-00000002" / checkpoints.MANIFEST).write_text("{")
+    (root / "alpha" / "checkpoints" / "step-00000002" / MANIFEST).write_text("{")
     document = json.loads(invoke("prune", "alpha", "--yes", "--json").stdout)
     assert document["deleted"] and document["freed_bytes"] > 1000 and len(document["checkpoints"]) == 4
     assert [path.name for path in (root / "alpha" / "checkpoints").iterdir()] == ["step-00000006"]
@@ -237,7 +236,7 @@ def test_prune_refuses_a_live_run(invoke, root):
 def test_diff_tells_settings_and_tensors(invoke, root):
     document = json.loads(invoke("diff", "alpha", "beta", "--json").stdout)
     assert document["config"] == {"optim.lr": [0.001, 0.002]}
-    a, b = (load_file(newest(root, name).path / checkpoints.MODEL)["text.positions"] for name in ("alpha", "beta"))
+    a, b = (load_file(newest(root, name).path / MODEL)["text.positions"] for name in ("alpha", "beta"))
     change = next(one for one in document["tensors"] if one["name"] == "text.positions")
     assert change["relative"] == pytest.approx(float((b - a).norm() / a.norm()), rel=1e-5)
     assert change["largest"] == pytest.approx(float((b - a).abs().max()), rel=1e-5)
@@ -251,7 +250,7 @@ def test_diff_of_one_with_itself(invoke):
 
 
 def test_diff_reads_only_what_is_whole(invoke, root):
-    flip(newest(root).path / checkpoints.MODEL)
+    flip(newest(root).path / MODEL)
     result = invoke("diff", "alpha", "beta")
     assert result.exit_code == 3 and "model.safetensors has another sha256" in result.stderr
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from clipctl.config import Layer, resolve
+from clipctl.config.layers import Layer, resolve
 from clipctl.hardware.devices import open_device
 from clipctl.hardware.profile import Rates, load_profile, update_profile
 from clipctl.hardware.timing import Timing
@@ -151,7 +151,7 @@ def test_a_decision_is_made_and_what_it_rests_on_is_kept():
 
 SLOW_BF16 = """
 import time
-from clipctl.config import Layer, resolve
+from clipctl.config.layers import Layer, resolve
 from clipctl.hardware.devices import open_device
 from clipctl.training.plan import make_plan
 from clipctl.training.trial import probe_rates

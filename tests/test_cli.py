@@ -9,8 +9,8 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from clipctl.cli import render
 from clipctl.cli.app import app
+from clipctl.cli.views import units
 from tests.conftest import MICRO
 
 SETTINGS = [argument for key, value in MICRO.items() for argument in ("--set", f"{key}={value}")]
@@ -204,4 +204,4 @@ def test_commands_start_without_what_they_do_not_need(words, tmp_path):
     ],
 )
 def test_a_share_below_one_per_cent_is_not_called_nothing(share, words):
-    assert render.percent(share) == words
+    assert units.percent(share) == words

@@ -3,8 +3,10 @@ import dataclasses
 import pytest
 import yaml
 
-from clipctl import config as configs
-from clipctl.config import PRESETS, Layer, load_yaml, parse_assignments, parse_count, resolve
+from clipctl.config import layers
+from clipctl.config.layers import Layer, load_yaml, parse_assignments, resolve
+from clipctl.config.presets import PRESETS
+from clipctl.config.quantities import Interval, parse_count
 from clipctl.errors import ConfigError, ConfigErrors
 
 
@@ -18,7 +20,7 @@ def problems(*layers: Layer) -> list[str]:
 def test_every_preset_resolves_and_survives_yaml(preset):
     config = resolve([Layer("--preset", {"preset": preset})])
     assert config.preset == preset
-    assert configs.from_dict(yaml.safe_load(configs.to_yaml(config)), "config.yaml") == config
+    assert layers.from_dict(yaml.safe_load(layers.to_yaml(config)), "config.yaml") == config
 
 
 def test_later_layers_win_over_earlier_ones_and_over_the_preset(tmp_path):
@@ -143,3 +145,17 @@ def test_assignments_need_an_equals_sign():
 def test_configs_are_frozen():
     with pytest.raises(dataclasses.FrozenInstanceError):
         resolve([]).optim.lr = 1  # type: ignore[misc]
+
+
+def test_a_key_that_stands_twice_is_refused_by_line(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("optim:\n  lr: 1e-3\n  weight_decay: 0.1\n  lr: 1e-4\n")
+    with pytest.raises(ConfigError, match=r"line 4 is not valid YAML: the key 'lr' stands here twice"):
+        load_yaml(file)
+
+
+@pytest.mark.parametrize("text", ["5e", "500s", "10m", "0.5m", "0.00001m"])
+def test_an_interval_is_parsed_once_and_written_as_it_was_read(text):
+    config = resolve([Layer("--save-every", {"save.every": text})])
+    assert config.save.every == Interval.parse(text) == Interval.parse(str(config.save.every))
+    assert layers.to_dict(config)["save"]["every"] == str(config.save.every)

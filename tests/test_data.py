@@ -4,13 +4,13 @@ import numpy as np
 import pytest
 import torch
 
-from clipctl.config import DataConfig
+from clipctl.config.sections import DataConfig
 from clipctl.data import tokenizers
 from clipctl.data.cache import RamCache
 from clipctl.data.images import MEAN, STD, Augmentation, augment, normalise
 from clipctl.data.loader import Collate, Pair, PairDataset, TrainLoader
 from clipctl.data.sampling import EpochSampler, Key, epoch_batches
-from clipctl.data.sources.synthetic import SyntheticSource
+from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.data.tokenizers import PAD_ID, START_ID, UNKNOWN_ID, CharacterTokenizer
 
 DRAWN = Augmentation.of(DataConfig(), drawn=True)

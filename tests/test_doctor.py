@@ -16,10 +16,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from clipctl.cli import doctor
 from clipctl.cli.app import app
-from clipctl.hardware import checkup, cpu, devices, disk, libraries, memory, sensors
-from clipctl.hardware.finding import Finding, Problem, examine
+from clipctl.cli.commands import doctor
+from clipctl.doctor import checkup, libraries
+from clipctl.doctor.finding import Finding, Problem, examine
+from clipctl.hardware import cpu, devices, disk, memory, sensors
 from clipctl.hardware.profile import load_profile, update_profile
 
 ROOT = Path(__file__).parent.parent
@@ -569,5 +570,5 @@ def test_a_check_that_raises_does_not_end_the_command(monkeypatch):
 
 
 def test_the_checks_are_loaded_without_torch():
-    code = "import sys; import clipctl.hardware.checkup, clipctl.cli.doctor; sys.exit('torch' in sys.modules)"
+    code = "import sys; import clipctl.doctor.checkup, clipctl.cli.commands.doctor; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

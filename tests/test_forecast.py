@@ -4,7 +4,7 @@ from dataclasses import astuple, replace
 
 import pytest
 
-from clipctl.config import Layer, resolve
+from clipctl.config.layers import Layer, resolve
 from clipctl.hardware.profile import Machine, Profile, Rates, StepSample
 from clipctl.model import cost
 from clipctl.model.forecast import (

@@ -6,7 +6,9 @@ import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from clipctl.config import PRESETS, ImageTowerConfig, Layer, ModelConfig, TextTowerConfig, resolve
+from clipctl.config.layers import Layer, resolve
+from clipctl.config.presets import PRESETS
+from clipctl.config.sections import ImageTowerConfig, ModelConfig, TextTowerConfig
 from clipctl.model import cost
 from clipctl.model.clip import Clip
 from clipctl.model.loss import Embeddings, batch_accuracy, sigmoid_loss, softmax_loss

@@ -12,7 +12,7 @@ import time
 import psutil
 import pytest
 
-from clipctl.cli.dashboard import Options, dashboard
+from clipctl.cli.views.dashboard import Options, dashboard
 from clipctl.errors import RunError
 from clipctl.monitor import liveness
 from clipctl.monitor.liveness import Quiet, probe, run_state

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from clipctl.config import ModelConfig
+from clipctl.config.sections import ModelConfig
 from clipctl.hardware import profile
 from clipctl.hardware.profile import DeviceFacts, Machine, Profile, Rates, StepSample, load_profile, update_profile
 from clipctl.model.forecast import model_keys

@@ -11,8 +11,8 @@ import pytest
 
 from clipctl.errors import CheckpointError, RunError
 from clipctl.files import replaced
-from clipctl.runs import checkpoints, metrics, retention
-from clipctl.runs.checkpoints import read_checkpoint
+from clipctl.runs import metrics, retention
+from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, read_checkpoint
 from clipctl.runs.metrics import MetricsWriter, read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore, parse_reference
@@ -168,8 +168,8 @@ NO_TENSORS = (2).to_bytes(8, "little") + b"{}"  # as a safetensors file
 
 def save(store, step, score=0.5, val_loss=1.0, content=b"{}", **beginnings):
     def write(directory):
-        (directory / checkpoints.STATE).write_bytes(content)
-        for name in (checkpoints.MODEL, checkpoints.OPTIMIZER):
+        (directory / STATE).write_bytes(content)
+        for name in (MODEL, OPTIMIZER):
             (directory / name).write_bytes(NO_TENSORS)
 
     return store.save(
@@ -202,7 +202,7 @@ def test_a_saved_checkpoint_is_whole_and_verifies(run, store):
 )
 def test_damage_is_found(store, damage, complaint):
     checkpoint = save(store, 1)
-    damage(checkpoint.path / checkpoints.STATE)
+    damage(checkpoint.path / STATE)
     with pytest.raises(CheckpointError, match=complaint):
         read_checkpoint(checkpoint.path).verified()
 
@@ -267,7 +267,7 @@ def test_a_manifest_that_the_system_refuses_is_not_taken_for_damage(run, store, 
     def refuse(path, limit_bytes):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(checkpoints, "read_bounded", refuse)
+    monkeypatch.setattr("clipctl.runs.checkpoint.read_bounded", refuse)
     assert [entry.kind for entry in store.inventory()] == ["strange", "strange"] and not store.prunable()
 
 
@@ -285,7 +285,7 @@ def test_readers_of_a_live_run_see_no_damage(run):
 
 def test_one_that_lost_a_file_does_not_count_among_the_last(run, store):
     save(store, 1, score=None)
-    (save(store, 2, score=None).path / checkpoints.STATE).unlink()
+    (save(store, 2, score=None).path / STATE).unlink()
     save(store, 3, score=None)
     assert steps(store) == [1, 3]
 
@@ -342,7 +342,7 @@ def test_a_renamed_run_still_owns_its_checkpoints(run):
 
 def rewrite_manifest(checkpoint, **changes):
     """As a program that knows the format would: the manifest's own sum is right."""
-    path = checkpoint.path / checkpoints.MANIFEST
+    path = checkpoint.path / MANIFEST
     values = {key: value for key, value in {**json.loads(path.read_text()), **changes}.items() if key != "sha256"}
     digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
     path.write_text(json.dumps({**values, "sha256": digest}, indent=2) + "\n")
@@ -385,6 +385,6 @@ def test_manifests_that_lie(store, changes):
 
 @pytest.mark.parametrize("text", ["", "[]", "{}", "[" * 100_000, "\xff", "1" * 2_000_000])
 def test_manifests_that_are_none(tmp_path, text):
-    (tmp_path / checkpoints.MANIFEST).write_text(text, encoding="latin-1")
+    (tmp_path / MANIFEST).write_text(text, encoding="latin-1")
     with pytest.raises(CheckpointError):
         read_checkpoint(tmp_path)

@@ -3,9 +3,9 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from clipctl.config import DataConfig
-from clipctl.data.sources.catalog import open_data
-from clipctl.data.sources.synthetic import CATEGORIES, SyntheticSource
+from clipctl.config.sections import DataConfig
+from clipctl.data.catalog import open_data
+from clipctl.data.synthetic.scenes import CATEGORIES, SyntheticSource
 from clipctl.data.tokenizers import CharacterTokenizer
 from clipctl.errors import DataError
 

@@ -5,15 +5,19 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+import yaml
 from safetensors.torch import load_file
 
-from clipctl import config as configs
-from clipctl.config import Layer, OptimConfig, resolve
+from clipctl.config import layers
+from clipctl.config.layers import Layer, resolve
+from clipctl.config.quantities import Interval
+from clipctl.config.sections import OptimConfig
 from clipctl.data.loader import Batch, HeldOut, read_held_out
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.model import cost
 from clipctl.model.forecast import with_margin
-from clipctl.runs import checkpoints, metrics
+from clipctl.runs import metrics
+from clipctl.runs.checkpoint import MODEL, OPTIMIZER
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
@@ -38,7 +42,7 @@ def run_training(config, root, name="run"):
 def weights(run):
     last = CheckpointStore(run).last()
     assert last is not None
-    return load_file(last.path / checkpoints.MODEL)
+    return load_file(last.path / MODEL)
 
 
 def rows(run, kind):
@@ -50,9 +54,7 @@ def rows(run, kind):
 
 def test_a_run_writes_all_that_its_directory_promises(micro, tmp_path):
     run, summary = run_training(micro, tmp_path)
-    assert (
-        configs.from_dict(configs.yaml.safe_load(run.config_file.read_text()), "config.yaml") == make_plan(micro).config
-    )
+    assert layers.from_dict(yaml.safe_load(run.config_file.read_text()), "config.yaml") == make_plan(micro).config
     assert json.loads(run.environment_file.read_text())["device"]["kind"] == "cpu"
     assert json.loads(run.tokenizer_file.read_text())["kind"] == "characters"
     status = run.status()
@@ -169,10 +171,10 @@ def test_a_checkpoint_restores_model_optimizer_and_generator(micro, tmp_path):
     state = loop.make_state(make_plan(changed(micro, "train", seed=99)))
     facts = read_checkpoint(state, checkpoint)
     assert facts["config"]["train"]["batch_size"] == 12 and state.step == 6
-    for name, tensor in load_file(checkpoint.path / checkpoints.MODEL).items():
+    for name, tensor in load_file(checkpoint.path / MODEL).items():
         assert torch.equal(state.model.state_dict()[name], tensor)
     moments = state.optimizer.state[state.model.text.positions]
-    saved = load_file(checkpoint.path / checkpoints.OPTIMIZER)
+    saved = load_file(checkpoint.path / OPTIMIZER)
     assert moments["step"].item() == 6 and torch.equal(moments["exp_avg_sq"], saved["text.positions.exp_avg_sq"])
     assert torch.equal(torch.get_rng_state(), generator)
 
@@ -182,18 +184,18 @@ def test_a_checkpoint_restores_model_optimizer_and_generator(micro, tmp_path):
     [("2e", {6, 12, 15}), ("4s", {4, 8, 12, 15}), ("0.00001m", set(range(1, 16))), ("1000m", {15})],
 )
 def test_checkpoints_fall_due_by_epochs_steps_or_minutes_and_at_the_end(micro, tmp_path, every, expected):
-    config = changed(changed(micro, "train", epochs=5), "save", every=every, keep_best=0)
+    config = changed(changed(micro, "train", epochs=5), "save", every=Interval.parse(every), keep_best=0)
     run, _ = run_training(config, tmp_path)
     assert {row["step"] for row in rows(run, "checkpoint")} == expected
 
 
 def test_the_best_is_saved_when_it_comes(micro, tmp_path):
-    run, _ = run_training(changed(micro, "save", every="1000e"), tmp_path)
+    run, _ = run_training(changed(micro, "save", every=Interval(1000, "e")), tmp_path)
     assert rows(run, "checkpoint")[0]["step"] == 3
 
 
 def test_as_many_are_kept_as_asked_for(micro, tmp_path):
-    config = changed(changed(micro, "train", epochs=5), "save", every="1s", keep_last=4, keep_best=0)
+    config = changed(changed(micro, "train", epochs=5), "save", every=Interval(1, "s"), keep_last=4, keep_best=0)
     run, _ = run_training(config, tmp_path)
     assert [checkpoint.step for checkpoint in CheckpointStore(run).all()] == [12, 13, 14, 15]
 

@@ -17,7 +17,7 @@ from clipctl.bench.operations import OPERATIONS, Operation
 from clipctl.bench.overhead import measure_overhead
 from clipctl.bench.results import SUITES, BenchResult, Overhead, Peak, Row
 from clipctl.bench.steps import CALIBRATION, Group, measure_probes
-from clipctl.config import PRECISIONS
+from clipctl.config.sections import PRECISIONS
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import devices
 from clipctl.hardware.devices import Device

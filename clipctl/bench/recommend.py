@@ -6,7 +6,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from clipctl.bench.results import BenchResult
-from clipctl.config import PRESETS, Layer, ModelConfig, TrainConfig, resolve
+from clipctl.config.layers import Layer, resolve
+from clipctl.config.presets import PRESETS
+from clipctl.config.sections import ModelConfig, TrainConfig
 from clipctl.errors import ConfigError
 from clipctl.hardware import memory
 from clipctl.hardware.profile import DeviceFacts, Profile, Rates, StepSample

@@ -6,7 +6,8 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
 from clipctl.bench.results import Peak, Row
-from clipctl.config import Layer, TrainConfig, resolve
+from clipctl.config.layers import Layer, resolve
+from clipctl.config.sections import TrainConfig
 from clipctl.errors import DeviceError
 from clipctl.hardware import cpu
 from clipctl.hardware.devices import labels, open_device

@@ -8,8 +8,8 @@ import typer
 from typer.core import TyperGroup
 
 import clipctl
-from clipctl.cli import bench, checkpoint, data, doctor, monitor, recommend, train
-from clipctl.cli.render import plain, prose
+from clipctl.cli.commands import bench, checkpoint, data, doctor, monitor, recommend_device, train
+from clipctl.cli.output import plain, prose
 from clipctl.cli.startup import LightCommand, SpreadCommand, already_false
 from clipctl.errors import ClipctlError, ExitCode
 
@@ -69,7 +69,7 @@ datasets.command("inspect", cls=LightCommand)(data.inspect)
 app.add_typer(datasets, name="data")
 app.command("bench", cls=SpreadCommand)(bench.bench)
 app.command("doctor", cls=LightCommand)(doctor.doctor)
-app.command("recommend-device", cls=SpreadCommand)(recommend.recommend_device)
+app.command("recommend-device", cls=SpreadCommand)(recommend_device.recommend_device)
 app.command("monitor", cls=LightCommand)(monitor.monitor)
 app.command("runs", cls=LightCommand)(monitor.runs)
 app.command("stop", cls=LightCommand)(monitor.stop)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import typer
 
-from clipctl.cli import render
+from clipctl.cli import output
 from clipctl.errors import RunError
 from clipctl.runs.rundir import RunDir, check_name, new_name
 from clipctl.runs.store import find_unfinished
@@ -30,7 +30,7 @@ def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_j
     wait_until_running(run, process, log_bytes)
     if as_json:
         document = {"run": str(run.path), "pid": process.pid, "log": str(run.log_file), "state": "running"}
-        render.print_json("train-detached", document)
+        output.print_json("train-detached", document)
         return
     for label, words in (
         ("started", f"{run.path} in the background, process {process.pid}"),
@@ -38,7 +38,7 @@ def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_j
         ("stop", f"clipctl stop {run.handle}"),
         ("log", str(run.log_file)),
     ):
-        render.data().print(render.plain(f"{label:<8} {words}"), soft_wrap=True)
+        output.data().print(output.plain(f"{label:<8} {words}"), soft_wrap=True)
 
 
 def other_arguments(arguments: list[str], resume: str | None) -> list[str]:

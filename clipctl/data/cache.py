@@ -17,8 +17,8 @@ import torch
 from filelock import FileLock
 
 from clipctl import files
+from clipctl.data.decoding import Pixels
 from clipctl.data.images import to_area
-from clipctl.data.pictures import Pixels
 from clipctl.data.source import Source
 from clipctl.hardware.profile import cache_dir
 

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from clipctl.config import DataConfig
-from clipctl.data.pictures import Pixels
+from clipctl.config.sections import DataConfig
+from clipctl.data.decoding import Pixels
 
 # Of OpenAI's training pictures; every CLIP implementation normalises with these.
 MEAN = (0.48145466, 0.4578275, 0.40821073)

@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from clipctl.config import DataConfig
-from clipctl.data.pictures import BadPictureError, picture_size
+from clipctl.config.sections import DataConfig
+from clipctl.data.catalog import MAX_BAD_SHARE, MIN_PAIRS, Data, leakage_of, read_data
+from clipctl.data.decoding import BadPictureError, picture_size
+from clipctl.data.index.source import IndexedSource
 from clipctl.data.sampling import loss_floor, plan_epoch
 from clipctl.data.source import Source, Tell, key_of
-from clipctl.data.sources.catalog import MAX_BAD_SHARE, MIN_PAIRS, Data, leakage_of, read_data
-from clipctl.data.sources.indexed import IndexedSource
 from clipctl.data.tokenizers import caption_fit, make_tokenizer
 from clipctl.hardware.cpu import usable_cores
 from clipctl.hardware.processes import Helpers

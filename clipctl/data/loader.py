@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from clipctl.data.cache import PictureCache
+from clipctl.data.catalog import MIN_PAIRS, bad_counts
+from clipctl.data.decoding import BadPictureError, Pixels
 from clipctl.data.images import Augmentation, augment
-from clipctl.data.pictures import BadPictureError, Pixels
 from clipctl.data.sampling import EpochSampler, Key, batch_count, chosen_captions, equal_pairs
 from clipctl.data.source import Keys, Source
-from clipctl.data.sources.catalog import MIN_PAIRS, bad_counts
 from clipctl.data.tokenizers import Tokenizer
 from clipctl.errors import DataError, TrainingError
 from clipctl.hardware.cpu import usable_cores

@@ -6,9 +6,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from clipctl.data.formats.rows import TRAIN, UNSAID, VAL
+from clipctl.data.index.source import IndexedSource
 from clipctl.data.source import Keys, mix
-from clipctl.data.sources.indexed import IndexedSource
-from clipctl.data.sources.rows import TRAIN, UNSAID, VAL
 
 _SALT = 0x5917
 

@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipctl.config import ModelConfig
+from clipctl.config.sections import ModelConfig
 from clipctl.model.loss import Embeddings
 from clipctl.model.towers import ImageTower, TextTower
 

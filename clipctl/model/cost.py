@@ -6,7 +6,7 @@ makes of these numbers, in seconds, is measured: see `forecast.py`.
 
 from dataclasses import astuple, dataclass, replace
 
-from clipctl.config import ImageTowerConfig, ModelConfig, TextTowerConfig
+from clipctl.config.sections import ImageTowerConfig, ModelConfig, TextTowerConfig
 
 MLP_RATIO = 4
 

@@ -12,7 +12,8 @@ from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from clipctl.config import Layer, ModelConfig, TrainConfig, resolve, to_layer
+from clipctl.config.layers import Layer, resolve, to_layer
+from clipctl.config.sections import ModelConfig, TrainConfig
 from clipctl.errors import ConfigError
 from clipctl.hardware.profile import Profile, StepSample
 from clipctl.model import cost

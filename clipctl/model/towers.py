@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from clipctl.config import ImageTowerConfig, TextTowerConfig
+from clipctl.config.sections import ImageTowerConfig, TextTowerConfig
 from clipctl.model.cost import MLP_RATIO
 
 

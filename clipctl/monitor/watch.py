@@ -4,7 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clipctl import config as configs
+from clipctl.config import layers
+from clipctl.config.sections import TrainConfig
 from clipctl.errors import ClipctlError, RunError
 from clipctl.monitor.diagnosis import Alert, Facts, diagnose
 from clipctl.monitor.liveness import Quiet, RunState, probe, run_state
@@ -78,7 +79,7 @@ class RunWatcher:
         self._view = RunView()
         self._heartbeat: tuple[float, float] | None = None  # its value, and when it was first seen
         self._progress: tuple[tuple[int, int], float] | None = None  # rows and batches, and when first seen
-        self._cached: tuple[tuple[int, ...], configs.TrainConfig, float] | None = None
+        self._cached: tuple[tuple[int, ...], TrainConfig, float] | None = None
 
     def look(self, now_s: float) -> Snapshot:
         status = self.run.status()  # before the rows, so that those of a finished run are all there
@@ -114,7 +115,7 @@ class RunWatcher:
                     raise RunError(message, "upgrade clipctl")
             self._view.fold(rows)
 
-    def _settings(self) -> tuple[configs.TrainConfig, float]:
+    def _settings(self) -> tuple[TrainConfig, float]:
         """Read again only when the files have changed: parsing YAML every second would be most of the work."""
         key = tuple(_changed_ns(path) for path in (self.run.config_file, self.run.environment_file))
         if self._cached is None or self._cached[0] != key:
@@ -138,12 +139,12 @@ def _changed_ns(path: Path) -> int:
         return 0
 
 
-def _config(run: RunDir) -> configs.TrainConfig:
+def _config(run: RunDir) -> TrainConfig:
     """The run's settings; the defaults where they cannot be read, so that a damaged file hides nothing else."""
     try:
-        return configs.resolve([configs.load_yaml(run.config_file)])
+        return layers.resolve([layers.load_yaml(run.config_file)])
     except ClipctlError:
-        return configs.TrainConfig()
+        return TrainConfig()
 
 
 def _loss_floor(run: RunDir) -> float:

@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import TypeGuard
 
-from clipctl.runs.checkpoints import Checkpoint
+from clipctl.runs.checkpoint import Checkpoint
 
 
 def course(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:

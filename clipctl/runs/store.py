@@ -16,7 +16,7 @@ from typing import Literal
 from clipctl.errors import CheckpointError, NewerCheckpointError, RunError
 from clipctl.files import delete, discard, replaced, sync_file
 from clipctl.runs import retention
-from clipctl.runs.checkpoints import (
+from clipctl.runs.checkpoint import (
     DIRECTORY_NAME,
     MANIFEST,
     SCHEMA,

@@ -2,7 +2,7 @@
 
 import time
 
-from clipctl.config import Interval
+from clipctl.config.quantities import Interval
 
 
 class SaveCadence:

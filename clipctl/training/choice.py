@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from clipctl.config import PRECISIONS, TrainConfig
+from clipctl.config.sections import PRECISIONS, TrainConfig
 from clipctl.hardware import cpu, devices
 from clipctl.hardware.devices import HYBRID, Device
 from clipctl.hardware.profile import Profile, load_profile, update_profile

@@ -11,12 +11,11 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
-from clipctl import config as configs
-from clipctl.config import Interval
+from clipctl.config import layers
 from clipctl.data.cache import CacheKind, make_room, open_cache
+from clipctl.data.catalog import check_bad
 from clipctl.data.loader import BadPicture, PairDataset, TrainLoader, read_held_out
 from clipctl.data.sampling import EpochSampler
-from clipctl.data.sources.catalog import check_bad
 from clipctl.errors import (
     CheckpointError,
     ClipctlError,
@@ -30,7 +29,7 @@ from clipctl.errors import (
 from clipctl.hardware.devices import is_out_of_memory
 from clipctl.hardware.memory import peak_rss_bytes
 from clipctl.runs import metrics
-from clipctl.runs.checkpoints import STATE, Checkpoint
+from clipctl.runs.checkpoint import STATE, Checkpoint
 from clipctl.runs.metrics import MetricsWriter
 from clipctl.runs.retention import merit
 from clipctl.runs.rundir import RunDir, State
@@ -196,7 +195,7 @@ class _Training:
         run.checkpoints_dir.mkdir(exist_ok=True)
         self.store.sweep()
         self.attempt = self._next_attempt()
-        self.cadence = SaveCadence(Interval.parse(save.every))
+        self.cadence = SaveCadence(save.every)
         self.guard = NonfiniteGuard()
         self.progress = 0
         self.evaluated_epochs = 0
@@ -210,7 +209,7 @@ class _Training:
             self._restore(resume_from)
         self.first_step = self.state.step
         self.beginnings.append((self.attempt, self.first_step))
-        run.write_config(configs.to_yaml(plan.config))
+        run.write_config(layers.to_yaml(plan.config))
         run.write_tokenizer(plan.tokenizer.to_dict())
         run.write_environment(describe_environment(plan))
         self.writer = MetricsWriter(run.metrics_file, run.run_id)
@@ -467,7 +466,7 @@ class _Training:
             "epoch_window": asdict(self.epoch_window) if self.epoch_window else None,
             "skipped_in_a_row": self.guard.in_a_row,
             "bad_pictures": self.bad.reasons,
-            "config": configs.to_dict(self.plan.config),
+            "config": layers.to_dict(self.plan.config),
             "data_fingerprint": self.plan.data_fingerprint,
             "tokenizer": self.plan.tokenizer.to_dict(),
         }

@@ -6,7 +6,7 @@ import re
 import torch
 from torch import Tensor, nn
 
-from clipctl.config import OptimConfig
+from clipctl.config.sections import OptimConfig
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:

@@ -4,13 +4,13 @@ import math
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
-from clipctl.config import CacheName, TrainConfig
+from clipctl.config.sections import CacheName, TrainConfig
 from clipctl.data.cache import CacheKind, kept_bytes, pictures_dir, slot_bytes
+from clipctl.data.catalog import Data, leakage_notes, leakage_of, open_data
 from clipctl.data.images import Augmentation, kept_side
 from clipctl.data.inspection import decode_seconds
 from clipctl.data.sampling import batch_count, loss_floor, plan_epoch
 from clipctl.data.source import Source, Tell, silent
-from clipctl.data.sources.catalog import Data, leakage_notes, leakage_of, open_data
 from clipctl.data.tokenizers import Tokenizer, caption_fit, make_tokenizer, words_cut
 from clipctl.errors import ConfigError, DeviceError, SaveError
 from clipctl.hardware import cpu, disk, memory

@@ -4,12 +4,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from clipctl import config as configs
-from clipctl.config import Layer, TrainConfig
+from clipctl.config import layers
+from clipctl.config.layers import Layer
+from clipctl.config.sections import TrainConfig
 from clipctl.data import tokenizers
 from clipctl.data.source import Tell, silent
 from clipctl.errors import CheckpointError, ConfigError, ConfigErrors, DataError, NewerCheckpointError
-from clipctl.runs.checkpoints import Checkpoint
+from clipctl.runs.checkpoint import Checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training.environment import describe_environment, setting_of
@@ -53,17 +54,17 @@ def prepare_resumption(
     run: RunDir, asked: list[Layer], *, which: str | None, allow_change: bool, tell: Tell = silent
 ) -> Resumption:
     """Verify the checkpoint and compare settings, data and machine, before anything is touched."""
-    saved = configs.load_yaml(run.config_file)
-    config = configs.resolve([saved, *asked])
+    saved = layers.load_yaml(run.config_file)
+    config = layers.resolve([saved, *asked])
     notes: list[str] = []
     checkpoint = _choose(CheckpointStore(run), which, notes)
     if checkpoint is None:
         plan = make_plan(config, tell=tell)  # nothing is lost if it is made otherwise now
-        notes += _compare(configs.resolve([saved]), config, asked, allow_change=allow_change)
+        notes += _compare(layers.resolve([saved]), config, asked, allow_change=allow_change)
         return Resumption(plan, None, tuple(notes))
     facts = checkpoint.read_state()
     try:
-        before = configs.from_dict(facts["config"], str(checkpoint.path))
+        before = layers.from_dict(facts["config"], str(checkpoint.path))
         fingerprint = facts["data_fingerprint"]
         saved_tokenizer = tokenizers.from_dict(facts["tokenizer"])
     except (KeyError, AttributeError):
@@ -83,7 +84,7 @@ def prepare_resumption(
 
 def changed_keys(before: TrainConfig, after: TrainConfig) -> dict[str, tuple[Any, Any]]:
     """Settings that differ, by key."""
-    old, new = (configs.to_layer(config).values for config in (before, after))
+    old, new = (layers.to_layer(config).values for config in (before, after))
     return {key: (old[key], new[key]) for key in old if old[key] != new[key]}
 
 

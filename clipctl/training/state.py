@@ -12,13 +12,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from clipctl.config import TrainConfig
+from clipctl.config.sections import TrainConfig
 from clipctl.errors import CheckpointError
 from clipctl.hardware.devices import Device
 from clipctl.hardware.memory import keep_freed_memory
 from clipctl.model.clip import Clip
-from clipctl.runs import checkpoints
-from clipctl.runs.checkpoints import Checkpoint
+from clipctl.runs.checkpoint import MODEL, OPTIMIZER, STATE, Checkpoint
 from clipctl.runs.tensors import TensorInfo, read_header
 from clipctl.training.compiling import compile_blocks
 from clipctl.training.optim import make_optimizer
@@ -100,7 +99,7 @@ def nonfinite_tensors(state: TrainState) -> list[str]:
 
 def write_checkpoint(state: TrainState, directory: Path, facts: dict[str, Any]) -> None:
     """The files of a checkpoint: tensors as safetensors, the rest (`facts`) as JSON. Nothing is pickled."""
-    files = {checkpoints.MODEL: _model_tensors(state), checkpoints.OPTIMIZER: _optimizer_tensors(state)}
+    files = {MODEL: _model_tensors(state), OPTIMIZER: _optimizer_tensors(state)}
     for name, tensors in files.items():
         on_cpu = {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
         try:
@@ -108,7 +107,7 @@ def write_checkpoint(state: TrainState, directory: Path, facts: dict[str, Any]) 
         except SafetensorError as error:
             raise _os_error(error) from error
     text = json.dumps({"step": state.step, **facts}, indent=2) + "\n"
-    (directory / checkpoints.STATE).write_text(text, encoding="utf-8")
+    (directory / STATE).write_text(text, encoding="utf-8")
 
 
 def _os_error(error: SafetensorError) -> OSError:
@@ -121,11 +120,11 @@ def read_checkpoint(state: TrainState, checkpoint: Checkpoint) -> dict[str, Any]
     """Put a checkpoint, verified first, into `state`; returns the facts that were saved with it."""
     checkpoint.verified()
     facts = checkpoint.read_state()
-    model, optimizer = checkpoint.file(checkpoints.MODEL), checkpoint.file(checkpoints.OPTIMIZER)
+    model, optimizer = checkpoint.file(MODEL), checkpoint.file(OPTIMIZER)
     _check_shapes(model, {name: tuple(tensor.shape) for name, tensor in _model_tensors(state).items()})
     _check_shapes(optimizer, _optimizer_shapes(state, read_header(optimizer)))
     if facts.get("step") != checkpoint.step:
-        raise CheckpointError(f"{checkpoint.file(checkpoints.STATE)} is of step {facts.get('step')!r}")
+        raise CheckpointError(f"{checkpoint.file(STATE)} is of step {facts.get('step')!r}")
     state.model.load_state_dict(load_file(model))
     _restore_optimizer(state, load_file(optimizer))
     state.step = checkpoint.step

@@ -8,7 +8,7 @@ from functools import partial
 
 import torch
 
-from clipctl.config import TrainConfig
+from clipctl.config.sections import TrainConfig
 from clipctl.data.loader import Batch
 from clipctl.errors import DeviceError
 from clipctl.hardware.devices import Device, is_out_of_memory, open_device

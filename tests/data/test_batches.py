@@ -8,11 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from clipctl.config import DataConfig
+from clipctl.config.sections import DataConfig
 from clipctl.data.cache import DiskCache, RamCache, open_cache, pictures_dir
+from clipctl.data.catalog import leakage_notes, leakage_of, open_data
+from clipctl.data.decoding import BadPictureError
 from clipctl.data.images import Augmentation
 from clipctl.data.loader import PairDataset, read_held_out
-from clipctl.data.pictures import BadPictureError
 from clipctl.data.sampling import (
     EpochSampler,
     Key,
@@ -23,7 +24,6 @@ from clipctl.data.sampling import (
     loss_floor,
     plan_epoch,
 )
-from clipctl.data.sources.catalog import leakage_notes, leakage_of, open_data
 from clipctl.data.tokenizers import CharacterTokenizer
 from clipctl.errors import DataError
 from tests.data import files
@@ -376,7 +376,7 @@ def test_too_few_held_out_pictures_are_said(tmp_path):
 
 def test_many_pictures_are_told_apart_by_name_and_size(tmp_path, monkeypatch):
     """Two sources whose shards and members have the same names."""
-    monkeypatch.setattr("clipctl.data.indexing.HASHED_PICTURES", 0)
+    monkeypatch.setattr("clipctl.data.index.build.HASHED_PICTURES", 0)
     one = files.img2dataset(tmp_path / "one")
     two = tmp_path / "two"
     two.mkdir()

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from clipctl.data.index import open_index
-from clipctl.data.sources.rows import TEST, TRAIN, UNSAID, VAL, Hints
-from clipctl.data.sources.shards import expand, split_name
+from clipctl.data.formats.rows import TEST, TRAIN, UNSAID, VAL, Hints
+from clipctl.data.formats.shards import expand, split_name
+from clipctl.data.index.store import open_index
 from clipctl.errors import DataError
 from tests.data import files
 
@@ -381,8 +381,8 @@ def test_two_lists_of_captions_are_for_the_user_to_choose_from(tmp_path):
 
 def test_pictures_of_every_suffix_decode(tmp_path):
     """What `is_picture` takes, `open_picture` opens."""
-    from clipctl.data.pictures import open_picture
-    from clipctl.data.sources.rows import PICTURE_SUFFIXES
+    from clipctl.data.decoding import open_picture
+    from clipctl.data.formats.rows import PICTURE_SUFFIXES
 
     for suffix in PICTURE_SUFFIXES:
         path = tmp_path / f"picture{suffix}"

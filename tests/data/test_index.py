@@ -6,10 +6,10 @@ import pickle
 import numpy as np
 import pytest
 
-from clipctl.data import indexing
-from clipctl.data.index import open_index
-from clipctl.data.indexing import group
-from clipctl.data.sources.rows import Hints
+from clipctl.data.formats.rows import Hints
+from clipctl.data.index import store
+from clipctl.data.index.build import group
+from clipctl.data.index.store import open_index
 from tests.data import files
 
 
@@ -23,13 +23,13 @@ def home(tmp_path, monkeypatch):
 def builds(monkeypatch):
     """How often an index was built."""
     calls = []
-    build = indexing.build
+    build = store.build
 
     def counted(*arguments):
         calls.append(1)
         return build(*arguments)
 
-    monkeypatch.setattr(indexing, "build", counted)
+    monkeypatch.setattr(store, "build", counted)
     return calls
 
 
@@ -177,7 +177,7 @@ def test_two_processes_may_open_at_once(home, data):
     import sys
 
     code = (
-        "from clipctl.data.index import open_index; from clipctl.data.sources.rows import Hints; import sys;"
+        "from clipctl.data.index.store import open_index; from clipctl.data.formats.rows import Hints; import sys;"
         "print(len(open_index(sys.argv[1], Hints())))"
     )
     started = [subprocess.Popen([sys.executable, "-c", code, str(data)], stdout=subprocess.PIPE) for _ in range(3)]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
+from clipctl.data.decoding import BadPictureError, open_picture, to_square
 from clipctl.data.images import MEAN, STD, Augmentation, augment, crop_box, normalise, resized, to_area
-from clipctl.data.pictures import BadPictureError, open_picture, to_square
 from tests.data.files import bomb, jpeg, pixels
 
 RED, BLUE = (200, 30, 30), (30, 30, 200)

@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import tokenizers as package
 
-from clipctl.config import DataConfig, Layer, resolve
+from clipctl.config.layers import Layer, resolve
+from clipctl.config.sections import DataConfig
 from clipctl.data import tokenizers
-from clipctl.data.sources.catalog import open_data
-from clipctl.data.sources.synthetic import SyntheticSource
+from clipctl.data.catalog import open_data
+from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.data.tokenizers import (
     CharacterTokenizer,
     SubwordTokenizer,

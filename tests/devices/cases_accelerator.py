@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from clipctl.bench.measure import BenchRequest, bench
 from clipctl.cli.app import app
-from clipctl.config import Layer, resolve
+from clipctl.config.layers import Layer, resolve
 from clipctl.errors import DeviceError
 from clipctl.hardware import devices
 from clipctl.hardware.devices import open_device

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import torch
 
-from clipctl.config import Layer, resolve
+from clipctl.config.layers import Layer, resolve
 from clipctl.data.loader import Batch
 from clipctl.hardware.devices import open_device
 from clipctl.training.state import fresh_state

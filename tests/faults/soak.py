@@ -19,7 +19,7 @@ from pathlib import Path
 import torch
 
 from clipctl.errors import CheckpointError
-from clipctl.runs.checkpoints import read_checkpoint
+from clipctl.runs.checkpoint import read_checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop

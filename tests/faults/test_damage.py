@@ -7,20 +7,19 @@ import pytest
 import torch
 
 from clipctl.errors import CheckpointError
-from clipctl.runs import checkpoints
-from clipctl.runs.checkpoints import read_checkpoint
+from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, read_checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
 from clipctl.training.plan import make_plan
 from clipctl.training.state import read_checkpoint as load_checkpoint
 
-FILES = (checkpoints.MANIFEST, checkpoints.MODEL, checkpoints.OPTIMIZER, checkpoints.STATE)
+FILES = (MANIFEST, MODEL, OPTIMIZER, STATE)
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    from clipctl.config import Layer, resolve
+    from clipctl.config.layers import Layer, resolve
     from tests.conftest import MICRO
 
     run = RunDir.create(tmp_path_factory.mktemp("original"), "tiny", "run")
@@ -84,15 +83,15 @@ def test_whole_files(run, original, name, damage):
 
 def test_a_file_of_another_checkpoint(run, original):
     shutil.copy(
-        run.checkpoints_dir / "step-00000003" / checkpoints.MODEL,
-        run.checkpoints_dir / "step-00000006" / checkpoints.MODEL,
+        run.checkpoints_dir / "step-00000003" / MODEL,
+        run.checkpoints_dir / "step-00000006" / MODEL,
     )
     assert_caught(run, original[1])
 
 
 def test_every_bit_of_a_manifest_counts(run):
     """Not by chance: all of them, so that no flip can turn a score into another."""
-    path = run.checkpoints_dir / "step-00000006" / checkpoints.MANIFEST
+    path = run.checkpoints_dir / "step-00000006" / MANIFEST
     content = path.read_bytes()
     for position in range(len(content)):
         for bit in range(8):

@@ -11,8 +11,7 @@ import sys
 import pytest
 
 from clipctl.errors import CheckpointError
-from clipctl.runs import checkpoints
-from clipctl.runs.checkpoints import sha256
+from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, sha256
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.runs.tensors import read_header
@@ -84,9 +83,9 @@ def checkpoint(tmp_path):
     run.write_config("preset: tiny\n")
 
     def write(directory):
-        for name in (checkpoints.MODEL, checkpoints.OPTIMIZER):
+        for name in (MODEL, OPTIMIZER):
             (directory / name).write_bytes(safetensors({"a": tensor(0, 4)}, bytes(4)))
-        (directory / checkpoints.STATE).write_text("{}")
+        (directory / STATE).write_text("{}")
 
     saved = CheckpointStore(run).save(write, step=1, epoch=1, metrics={})
     run.release()
@@ -95,7 +94,7 @@ def checkpoint(tmp_path):
 
 def vouch(checkpoint, name):
     """Make the manifest agree with a file, as whoever made the file would."""
-    files = json.loads((checkpoint.path / checkpoints.MANIFEST).read_text())["files"]
+    files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
     path = checkpoint.path / name
     rewrite_manifest(checkpoint, files={**files, name: {"size_bytes": path.stat().st_size, "sha256": sha256(path)}})
 
@@ -136,8 +135,8 @@ def assert_refused(checkpoint, command, *complaints):
 @pytest.mark.parametrize("command", ["verify", "show", "diff"])
 @pytest.mark.parametrize("kind", ["pickle", "header of 2^63", "overlapping", "deep nesting"])
 def test_hostile_tensors_under_an_honest_manifest(checkpoint, kind, command):
-    (checkpoint.path / checkpoints.MODEL).write_bytes(HOSTILE[kind])
-    vouch(checkpoint, checkpoints.MODEL)
+    (checkpoint.path / MODEL).write_bytes(HOSTILE[kind])
+    vouch(checkpoint, MODEL)
     if command == "diff":
         code, output, _, _ = run_limited(checkpoint.path.parent, "diff", *[str(checkpoint.path)] * 2)
         assert code == 3 and "not a safetensors file" in output and "Traceback" not in output
@@ -147,16 +146,16 @@ def test_hostile_tensors_under_an_honest_manifest(checkpoint, kind, command):
 
 @pytest.mark.parametrize("command", ["verify", "show"])
 def test_a_file_of_a_terabyte_that_is_not_there(checkpoint, command):
-    with (checkpoint.path / checkpoints.MODEL).open("r+b") as file:
+    with (checkpoint.path / MODEL).open("r+b") as file:
         file.truncate(2**40)  # sparse: it takes no room
-    files = json.loads((checkpoint.path / checkpoints.MANIFEST).read_text())["files"]
-    files[checkpoints.MODEL]["size_bytes"] = 2**40
+    files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
+    files[MODEL]["size_bytes"] = 2**40
     rewrite_manifest(checkpoint, files=files)
     assert_refused(checkpoint, command, "its tensors end at")
 
 
 @pytest.mark.parametrize("command", ["verify", "show"])
-@pytest.mark.parametrize("name", [checkpoints.MANIFEST, checkpoints.MODEL, checkpoints.STATE])
+@pytest.mark.parametrize("name", [MANIFEST, MODEL, STATE])
 def test_links_are_not_followed(checkpoint, tmp_path, command, name):
     secret = tmp_path / "secret"
     (checkpoint.path / name).rename(secret)
@@ -164,7 +163,7 @@ def test_links_are_not_followed(checkpoint, tmp_path, command, name):
     assert_refused(checkpoint, command, f"{name} is a symbolic link")
 
 
-@pytest.mark.parametrize("name", [checkpoints.MANIFEST, checkpoints.MODEL])
+@pytest.mark.parametrize("name", [MANIFEST, MODEL])
 @pytest.mark.parametrize("command", ["verify", "show"])
 def test_pipes_are_not_waited_for(checkpoint, command, name):
     (checkpoint.path / name).unlink()
@@ -181,21 +180,21 @@ def test_names_that_lead_elsewhere(checkpoint, tmp_path, name):
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, '{"a":' * 100_000, "[" + "0," * 20_000_000 + "0]", "nonsense", "[]"])
 def test_a_state_that_is_none(checkpoint, text):
-    (checkpoint.path / checkpoints.STATE).write_text(text)
-    vouch(checkpoint, checkpoints.STATE)
+    (checkpoint.path / STATE).write_text(text)
+    vouch(checkpoint, STATE)
     assert_refused(checkpoint, "show", "state.json cannot be read")
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, "0" * 900_000, "[" + "[]," * 300_000 + "[]]"])
 def test_a_manifest_that_is_none(checkpoint, text):
-    (checkpoint.path / checkpoints.MANIFEST).write_text(text)
+    (checkpoint.path / MANIFEST).write_text(text)
     assert_refused(checkpoint, "verify", "manifest.json cannot be read")
 
 
 def test_escapes_in_names_are_not_printed(checkpoint):
     content = safetensors({"\x1b]0;owned\x07[red]x": tensor(0, 4)}, bytes(4))
-    (checkpoint.path / checkpoints.MODEL).write_bytes(content)
-    vouch(checkpoint, checkpoints.MODEL)
+    (checkpoint.path / MODEL).write_bytes(content)
+    vouch(checkpoint, MODEL)
     code, output, _, _ = run_limited(checkpoint.path.parent, "show", str(checkpoint.path))
     assert code == 0 and "\x1b" not in output and "[red]x" in output
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clipctl.config import Interval
+from clipctl.config.quantities import Interval
 from clipctl.errors import SaveError
 from clipctl.runs.metrics import STEP, MetricsWriter, read_rows
 from clipctl.runs.rundir import RunDir

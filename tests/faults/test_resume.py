@@ -8,9 +8,9 @@ import psutil
 import pytest
 import yaml
 
-from clipctl.data.sources.synthetic import SyntheticSource
+from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.errors import DataError
-from clipctl.runs import checkpoints
+from clipctl.runs.checkpoint import MODEL
 from clipctl.runs.metrics import read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
@@ -66,7 +66,7 @@ def test_a_finished_run_has_nothing_left_to_do(finished, unbroken):
 def test_damage_is_passed_over_and_named(finished, unbroken):
     last = CheckpointStore(finished).last()
     assert last is not None
-    model = last.path / checkpoints.MODEL
+    model = last.path / MODEL
     content = bytearray(model.read_bytes())
     content[-5] ^= 1
     model.write_bytes(content)
@@ -116,7 +116,7 @@ def test_another_machine_is_named(finished):
 
 
 def test_a_damaged_step_that_was_asked_for_names_a_whole_one(finished):
-    model = finished.checkpoints_dir / "step-00000024" / checkpoints.MODEL
+    model = finished.checkpoints_dir / "step-00000024" / MODEL
     model.write_bytes(model.read_bytes()[:-1])
     code, _, stderr = finish(start(finished.path.parent, "--resume", "run@24"))
     assert code == 3 and "model.safetensors has" in stderr and "newest whole one is that of step 21" in stderr

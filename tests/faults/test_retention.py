@@ -7,8 +7,8 @@ from tempfile import TemporaryDirectory
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from clipctl.runs import checkpoints, retention
-from clipctl.runs.checkpoints import Checkpoint, Manifest
+from clipctl.runs import retention
+from clipctl.runs.checkpoint import NEEDED, Checkpoint, Manifest
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from tests.test_runs import NO_TENSORS
@@ -65,7 +65,7 @@ def test_the_last_and_the_best_survive_every_history(events, keep_last, keep_bes
         way = [one for one in way if one.step != step] + [saved]
         there.append(saved)
         keep = retention.kept(there, last=keep_last, best=keep_best)
-        assert keep[: len(way[-keep_last:])] == way[-keep_last:]
+        assert all(one in keep for one in way[-keep_last:]) and retention.course(keep)[-1] == way[-1]
         numbers = [value for one in there if (value := one.manifest.metrics.get("score")) is not None]
         best = max((value for value in numbers if math.isfinite(value)), default=None)
         if best is not None and keep_best:
@@ -84,7 +84,7 @@ def test_on_the_disk_as_in_the_model(numbers, keep_last):
         finite = []
         for step, score in enumerate(numbers, start=1):
             store.save(
-                lambda path: [(path / name).write_bytes(NO_TENSORS) for name in checkpoints.NEEDED] and None,
+                lambda path: [(path / name).write_bytes(NO_TENSORS) for name in NEEDED] and None,
                 step=step,
                 epoch=step,
                 metrics={"score": score},

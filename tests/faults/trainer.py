@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 
-from clipctl.runs import checkpoints
+from clipctl.runs.checkpoint import MODEL, OPTIMIZER, STATE
 from clipctl.runs.store import CheckpointStore
 from tests.conftest import MICRO
 
@@ -28,8 +28,8 @@ def digest(run, last_step=TOTAL_STEPS):
     """Of everything that going on depends on: weights, moments, random states, position."""
     last = CheckpointStore(run).last()
     assert last is not None and last.step == last_step
-    contents = [(last.path / name).read_bytes() for name in (checkpoints.MODEL, checkpoints.OPTIMIZER)]
-    state = json.loads((last.path / checkpoints.STATE).read_text())
+    contents = [(last.path / name).read_bytes() for name in (MODEL, OPTIMIZER)]
+    state = json.loads((last.path / STATE).read_text())
     return hashlib.sha256(b"".join(contents)).hexdigest(), state["step"], state["evaluated_epochs"], state["evaluation"]
 
 

@@ -1,0 +1,69 @@
+"""clipctl monitor, runs and stop: what runs are doing, from a second terminal."""
+
+import sys
+from pathlib import Path
+
+from clipctl.cli import options, output
+from clipctl.cli.terminal import ends_by_exception
+from clipctl.errors import RunError
+from clipctl.runs.rundir import RunDir, runs_root
+
+
+def monitor(
+    run: options.Run = None,
+    once: options.Once = False,
+    all: options.All = False,
+    interval: options.Interval = 1.0,
+    svg: options.Svg = None,
+    runs_dir: options.RunsDir = None,
+    json: options.Json = False,
+) -> None:
+    """Watch a training from a second terminal, and see what is wrong with it."""
+    from clipctl.cli import screen
+    from clipctl.monitor.runs import find_run, look_surely
+    from clipctl.monitor.watch import RunWatcher
+
+    root, console = runs_root(runs_dir), output.data()
+    if all:
+        list_runs(root, as_json=json)
+        return
+    looks_once = once or json or svg is not None
+    with ends_by_exception():
+        found = find_run(root, run, waits=not looks_once, interval_s=interval, tell=say)
+        watcher = RunWatcher(found)
+        if looks_once:
+            screen.show_once(console, look_surely(watcher), svg=svg, as_json=json)
+        elif console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty():
+            screen.Screen(console, root, watcher, interval).show()
+        else:
+            screen.follow(console, watcher, interval)
+
+
+def runs(runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
+    """List all runs: state, step, score, age, size."""
+    list_runs(runs_root(runs_dir), as_json=json)
+
+
+def stop(run: options.RunToStop, timeout: options.WaitSeconds = 120.0, runs_dir: options.RunsDir = None) -> None:
+    """Ask a run to finish its step, save and end; wait until it has."""
+    from clipctl.monitor.runs import stop_run
+
+    words = stop_run(RunDir.find(runs_root(runs_dir), run), timeout)
+    output.data().print(output.plain(words), soft_wrap=True)
+
+
+def list_runs(root: Path, *, as_json: bool) -> None:
+    from clipctl.cli.views.runs import run_table
+    from clipctl.monitor.runs import run_rows
+
+    rows = list(run_rows(root))
+    if as_json:
+        output.print_json("runs", {"runs": rows})
+    elif rows:
+        output.data().print(run_table(rows), soft_wrap=True)
+    else:
+        raise RunError(f"there is no run in {root}", "start one: clipctl train")
+
+
+def say(words: str) -> None:
+    output.prose().print(output.plain(words), soft_wrap=True)

@@ -1,0 +1,91 @@
+"""How `data inspect` looks."""
+
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from clipctl.cli.output import plain
+
+if TYPE_CHECKING:
+    from clipctl.data.inspection import Inspection, Spread
+
+
+def view(found: "Inspection", preset: str, model_images_per_s: float | None) -> Table:
+    from clipctl.data.catalog import bad_lines
+
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for label, text in _rows(found, preset, model_images_per_s).items():
+        if text:
+            table.add_row(label, plain(text))
+    for line in bad_lines(found.bad):
+        table.add_row("", plain(line, style="red"))
+    for note in found.notes:
+        table.add_row("note", plain(note, style="yellow"))
+    return table
+
+
+def _rows(found: "Inspection", preset: str, model_images_per_s: float | None) -> dict[str, str]:
+    per_picture, characters = found.captions_per_picture, found.caption_characters
+    missing = sum(reason == "missing" for reason in found.bad.values())
+    return {
+        "data": "\n".join(found.source),
+        "understood": "\n".join(found.understood),
+        "pictures": f"{found.pictures:,}: {found.train_pictures:,} to train on, {found.held_out_pictures:,} held out"
+        + (f", {missing:,} missing" if missing else ""),
+        "captions": f"{found.captions:,}, {_spread(per_picture)} a picture" if per_picture else "none",
+        "lengths": f"{_spread(characters)} characters" if characters else "",
+        "tokens": f"{found.tokenizer}: {found.vocabulary:,} symbols; {found.distinct_words:,} different words; "
+        + (
+            f"{found.captions_cut:,} captions do not fit into {found.context} tokens and are cut"
+            if found.captions_cut
+            else f"all captions fit into {found.context} tokens"
+        ),
+        "duplicates": f"{found.equal_captions:,} captions and {found.equal_pictures:,} pictures occur more than once "
+        f"(pictures compared by {found.compared_by})",
+        "leakage": f"{found.leaked_pictures:,} held-out pictures and {found.leaked_captions:,} held-out captions are "
+        "also among those to train on"
+        if found.leaked_pictures or found.leaked_captions
+        else "none: no held-out picture or caption is among those to train on",
+        "loss floor": f"{found.loss_floor:.3f} at batch {found.batch_size}: batches hold equal captions or pictures"
+        if found.loss_floor
+        else "",
+        "sizes": f"width {_spread(found.width_px)} px, height {_spread(found.height_px)} px"
+        if found.width_px and found.height_px
+        else "",
+        "speed": _speed(found, preset, model_images_per_s),
+        "bad": f"{_by_reason(found)} ({_looked(found)})",
+    }
+
+
+def _spread(spread: "Spread | None") -> str:
+    """5, or 3 to 77 (median 24)."""
+    if spread is None:
+        return "unknown"
+    if spread.least == spread.most:
+        return f"{spread.most:,.0f}"
+    return f"{spread.least:,.0f} to {spread.most:,.0f} (median {spread.median:,.0f})"
+
+
+def _speed(found: "Inspection", preset: str, model_images_per_s: float | None) -> str:
+    if found.decode_images_per_s is None:
+        return ""
+    words = f"a core decodes {found.decode_images_per_s:,.0f} pictures a second"
+    if model_images_per_s is None:
+        return words
+    words += f"; {preset} trains on about {model_images_per_s:,.0f} on the CPU"
+    if found.decode_images_per_s < 4 * model_images_per_s:
+        words += ": keep them decoded (--cache auto does where they fit)"
+    return words
+
+
+def _by_reason(found: "Inspection") -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in found.bad_by_reason.items()) or "none"
+
+
+def _looked(found: "Inspection") -> str:
+    everything = found.train_pictures + found.held_out_pictures
+    if found.decoded >= everything:
+        return "all were decoded"
+    return f"{found.decoded:,} of {everything:,} were decoded; --deep decodes all"

@@ -1,0 +1,81 @@
+"""How a recommendation looks."""
+
+from collections.abc import Iterator
+
+from rich.text import Text
+
+from clipctl.bench.recommend import Candidate, Recommendation
+from clipctl.cli import output
+from clipctl.cli.views import units
+from clipctl.model.forecast import Estimate
+
+
+def show(answer: Recommendation) -> None:
+    output.show_parts(parts(answer))
+
+
+def parts(answer: Recommendation) -> Iterator[Text]:
+    headline = answer.device or "nothing fits"
+    yield output.plain(headline, style="bold green" if answer.device else "bold red") + output.plain(
+        f" – {answer.reason} (confidence: {answer.confidence})"
+    )
+    yield Text("")
+    yield _candidate_table(answer)
+    if any(one.simulated for one in answer.candidates):
+        yield output.plain("* simulated")
+    for one in answer.candidates:
+        yield output.plain(_memory_words(one))
+    yield Text("")
+    yield _band_table(answer)
+    yield Text("")
+    for number, line in enumerate(answer.assumptions):
+        yield output.plain(f"{'assumed' if number == 0 else '':<9}{line}")
+
+
+def _candidate_table(answer: Recommendation) -> Text:
+    rows = [("device", "fits", "needs", "has", "step", "epoch", "max batch", "basis")]
+    for one in answer.candidates:
+        step = one.step_s
+        epoch = step.scaled(answer.steps_per_epoch).value if step else None
+        rows.append(
+            (
+                f"{one.device} {one.precision}{'*' if one.simulated else ''}",
+                "yes" if one.fits else "no",
+                units.size(one.memory_bytes),
+                units.size(one.available_bytes),
+                _interval(step),
+                "–" if epoch is None else units.duration(epoch),
+                str(one.largest_batch) if one.largest_batch else "none",
+                step.basis if step else "unknown",
+            )
+        )
+    return output.aligned(rows)
+
+
+def _interval(estimate: Estimate | None) -> str:
+    if estimate is None:
+        return "–"
+    return f"{units.seconds(estimate.value)} ± {max(1, round(100 * (estimate.high / estimate.value - 1)))} %"
+
+
+def _memory_words(one: Candidate) -> str:
+    parts = {
+        "weights": one.memory.weights_bytes,
+        "gradients": one.memory.gradients_bytes,
+        "moments": one.memory.optimizer_bytes,
+        "activations": one.memory.activations_bytes,
+        "batch": one.memory.batch_bytes,
+        "program": one.memory.process_bytes,
+        "margin": one.margin_bytes,
+    }
+    words = ", ".join(f"{name} {units.size(count)}" for name, count in parts.items() if count)
+    return f"memory on {one.device} ({one.memory_basis}): {words}"
+
+
+def _band_table(answer: Recommendation) -> Text:
+    devices = [one.device for one in answer.candidates]
+    rows = [("what would change it", "parameters", *(f"{device}, step" for device in devices), "fastest", "the notes")]
+    for band in answer.bands:
+        steps = ("–" if (one := band.step_s[device]) is None else f"{units.seconds(one.value)}" for device in devices)
+        rows.append((f"{band.name}", band.range, *steps, band.fastest or "–", band.notes))
+    return output.aligned(rows)

@@ -1,0 +1,145 @@
+"""How a training looks: its plan, its progress, its result."""
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from rich.table import Table
+from rich.text import Text
+
+from clipctl.cli.output import plain
+from clipctl.cli.views import units
+
+if TYPE_CHECKING:
+    from clipctl.training.loop import Progress, TrainSummary
+    from clipctl.training.plan import TrainPlan
+
+
+def plan_table(plan: "TrainPlan") -> Table:
+    config = plan.config
+    image, text = config.model.image, config.model.text
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    rows = {
+        "model": f"{config.preset}, {plan.parameters:,} parameters: "
+        f"image {image.width}×{image.depth} at {image.size_px} px in patches of {image.patch_px}, "
+        f"text {text.width}×{text.depth} over {text.vocab_size} symbols",
+        "data": f"{', '.join(plan.config.data.source)}: {len(plan.train_source):,} pictures to train on, "
+        f"{len(plan.val_source):,} held out",
+        **({} if plan.train_source.is_drawn else {"understood": "\n".join(plan.data.words)}),
+        "device": f"{plan.device.kind} ({plan.device.name}) – {plan.device.reason}",
+        "precision": f"{plan.precision.value} – {plan.precision.reason}",
+        "threads": f"{plan.threads.value} – {plan.threads.reason}",
+        "workers": f"{plan.workers.value} – {plan.workers.reason}",
+        **({} if plan.train_source.is_drawn else {"cache": f"{plan.cache.value} – {plan.cache.reason}"}),
+        "steps": f"{plan.total_steps:,}: {plan.epochs:,} epochs of {plan.steps_per_epoch:,}, "
+        f"batch {plan.batch_pairs}, peak rate {config.optim.lr:g}",
+        "time": time_line(plan),
+        "memory": memory_line(plan),
+        "checkpoints": f"every {units.save_interval(config.save.every)}, about {units.size(plan.checkpoint_bytes)} "
+        f"each; kept: the last {config.save.keep_last}, the best {config.save.keep_best}",
+    }
+    if config.train.loss == "softmax":
+        rows["chance loss"] = (
+            f"ln {plan.batch_pairs} = {plan.chance_loss:.3f}; a loss that stays there has learnt nothing"
+        )
+    for label, value in rows.items():
+        table.add_row(label, plain(value))
+    problem = plan.memory_problem()
+    for note in (*plan.notes, *([f"{problem}; {problem.hint}"] if problem else [])):
+        table.add_row("note", plain(note, style="yellow"))
+    return table
+
+
+def memory_line(plan: "TrainPlan") -> str:
+    need, total = plan.memory, plan.memory_need
+    program = f", program {units.size(need.process_bytes)}" if need.process_bytes else ""
+    return (
+        f"about {units.size(total.value)} of {units.size(plan.device.memory_bytes)} free – {total.basis} "
+        f"(weights {units.size(need.weights_bytes)}, gradients {units.size(need.gradients_bytes)}, "
+        f"optimizer {units.size(need.optimizer_bytes)}, activations {units.size(need.activations_bytes)}{program})"
+    )
+
+
+def time_line(plan: "TrainPlan") -> str:
+    if plan.seconds is None or plan.step_s is None:
+        return "unknown: nothing was measured on this device yet; clipctl bench does"
+    low, high = units.duration(plan.seconds.low), units.duration(plan.seconds.high)
+    return (
+        f"about {units.duration(plan.seconds.value)} ({low} to {high}), {units.seconds(plan.step_s.value)} a step – "
+        f"{plan.step_s.basis}{BASIS_HINTS.get(plan.step_s.basis, '')}"
+    )
+
+
+BASIS_HINTS = {"prior": "; clipctl bench would make it sure"}
+
+
+def plan_document(plan: "TrainPlan") -> dict[str, Any]:
+    from clipctl.config.layers import to_dict
+
+    return {
+        "parameters": plan.parameters,
+        "train_pairs": len(plan.train_source),
+        "val_pairs": len(plan.val_source),
+        "understood": list(plan.data.words),
+        "cache": plan.cache.value,
+        "loss_floor": plan.loss_floor,
+        "device": plan.device.kind,
+        "device_reason": plan.device.reason,
+        "precision": plan.precision.value,
+        "threads": plan.threads.value,
+        "workers": plan.workers.value,
+        "decided_s": plan.decided_s,
+        "steps": plan.total_steps,
+        "epochs": plan.epochs,
+        "steps_per_epoch": plan.steps_per_epoch,
+        "chance_loss": plan.chance_loss,
+        "step_s": plan.step_s.to_dict() if plan.step_s else None,
+        "seconds": plan.seconds.to_dict() if plan.seconds else None,
+        "memory": {**asdict(plan.memory), "total_bytes": plan.memory_need.value, "basis": plan.memory_need.basis},
+        "memory_free_bytes": plan.device.memory_bytes,
+        "notes": list(plan.notes),
+        "config": to_dict(plan.config),
+    }
+
+
+PROGRESS_HEADER = f"{'epoch':>9} {'step':>13} {'loss':>8} {'accuracy':>9} {'val R@1':>8} {'images/s':>9} {'left':>8}"
+
+
+def progress_row(progress: "Progress") -> str:
+    score = progress.evaluation.score if progress.evaluation else None
+    return (
+        f"{f'{progress.epoch}/{progress.epochs}':>9} {f'{progress.step}/{progress.total_steps}':>13} "
+        f"{progress.loss:>8.3f} {units.percent(progress.accuracy):>9} {units.percent(score):>8} "
+        f"{progress.images_per_s:>9.1f} {units.duration(progress.eta_s):>8}"
+    )
+
+
+def summary_text(summary: "TrainSummary") -> str:
+    """The result, then what to do with it."""
+    pairs = summary.val_pairs
+    captions = round(summary.t2i_r1 * summary.val_captions)
+    pictures = round(summary.i2t_r1 * pairs)
+    found = (
+        f"of {pairs:,} held-out pictures {pictures:,} find {'their' if summary.val_captions == pairs else 'a'} "
+        f"caption, and of {summary.val_captions:,} captions {captions:,} find their picture"
+    )
+    score, best = (summary.i2t_r1 + summary.t2i_r1) / 2, (summary.best_i2t_r1 + summary.best_t2i_r1) / 2
+    return "\n".join(
+        [
+            f"trained {units.count(summary.parameters)} parameters in {units.duration(summary.seconds)} on "
+            f"{summary.device}: {summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
+            f"peak memory {units.size(summary.peak_memory_bytes)}",
+            f"{found}: R@1 {units.percent(score)} (best {units.percent(best)}, chance {units.percent(1 / pairs)})",
+            f"everything is in {summary.run}",
+        ]
+    )
+
+
+def bad_pictures_text(reasons: dict[str, str]) -> Text:
+    """How many could not be used, and which."""
+    from clipctl.data.catalog import bad_counts, bad_lines
+
+    noun = "picture" if len(reasons) == 1 else "pictures"
+    first = f"warning: {len(reasons):,} {noun} could not be used ({bad_counts(reasons.values())}):"
+    return plain("\n  ".join([first, *bad_lines(reasons)]), style="yellow")

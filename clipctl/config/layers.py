@@ -1,0 +1,292 @@
+"""From files and flags to one TrainConfig: layers of dotted keys over each other.
+
+Layers lie in this order: preset, YAML file, flags, --set. Each value is parsed by the type of its field, and all
+mistakes are reported together.
+"""
+
+import dataclasses
+import difflib
+import math
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+from clipctl.config.presets import PRESETS
+from clipctl.config.quantities import Interval, parse_count
+from clipctl.config.sections import TrainConfig
+from clipctl.errors import ConfigError, ConfigErrors
+
+CONFIG_FILE_LIMIT_BYTES = 1_000_000
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Settings from one place. `origin` names it in error messages: a file, a flag."""
+
+    origin: str
+    values: Mapping[str, Any]  # dotted key -> value as found
+
+
+def resolve(layers: Sequence[Layer]) -> TrainConfig:
+    """One config from layers, later ones over earlier ones, over the preset that the last layer naming one names."""
+    problems: list[ConfigError] = []
+    preset = next((layer.values["preset"] for layer in reversed(layers) if "preset" in layer.values), "tiny")
+    if not isinstance(preset, str) or preset not in PRESETS:
+        problems.append(ConfigError(f"unknown preset {preset!r}", _suggestion(str(preset), list(PRESETS), "presets")))
+        preset = "tiny"
+    values: dict[str, Any] = {"preset": preset}
+    for layer in [Layer("preset", PRESETS[preset]), *layers]:
+        for key, raw in layer.values.items():
+            if key == "preset":
+                continue
+            leaf = LEAVES.get(key)
+            if leaf is None:
+                problems.append(ConfigError(f"unknown key {key}{_from(layer)}", _suggest_key(key)))
+                continue
+            try:
+                values[key] = leaf.parse(raw)
+            except (ValueError, OverflowError) as error:
+                problems.append(ConfigError(f"{key} must be {error}, got {raw!r}{_from(layer)}"))
+    problems += _contradictions(values)
+    if problems:
+        raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
+    return typing.cast(TrainConfig, _build(TrainConfig, values, ""))
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only; a key that stands twice is a mistake, not the later one."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                if key.value in seen:
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key.value!r} stands here twice", key.start_mark
+                    )
+                seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def load_yaml(path: Path) -> Layer:
+    """The settings of a YAML file as a layer."""
+    try:
+        if path.stat().st_size > CONFIG_FILE_LIMIT_BYTES:
+            raise ConfigError(f"{path} is larger than 1 MB, which no config file is")
+        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+    except FileNotFoundError:
+        raise ConfigError(f"no such config file: {path}", "examples/tiny.yaml shows what one looks like") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path} is not a text file in UTF-8") from None
+    except (ValueError, RecursionError):  # such as an impossible date, or ten thousand brackets
+        raise ConfigError(f"{path} is not valid YAML: unreadable value") from None
+    except yaml.YAMLError as error:
+        where = getattr(error, "problem_mark", None)
+        line = f", line {where.line + 1}" if where else ""
+        raise ConfigError(
+            f"{path}{line} is not valid YAML: {getattr(error, 'problem', None) or 'unreadable'}"
+        ) from None
+    if document is None:
+        document = {}
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path} must hold keys and values, found a {type(document).__name__}")
+    return Layer(str(path), dict(_flatten(document, "")))
+
+
+def parse_assignments(assignments: Sequence[str]) -> Layer:
+    """`--set key=value` arguments as a layer."""
+    problems = [
+        ConfigError(f"--set {text!r} is not KEY=VALUE", "for example --set optim.lr=1e-3")
+        for text in assignments
+        if "=" not in text
+    ]
+    if problems:
+        raise ConfigErrors(problems)
+    pairs = (text.split("=", 1) for text in assignments)
+    return Layer("--set", {key.strip(): value.strip() for key, value in pairs})
+
+
+def to_dict(config: Any) -> dict[str, Any]:
+    """A config, or one of its sections, as JSON and YAML can hold it."""
+    values = ((item.name, getattr(config, item.name)) for item in dataclasses.fields(config))
+    return {name: to_dict(value) if _is_section(type(value)) else _written(value) for name, value in values}
+
+
+def _written(value: Any) -> Any:
+    return str(value) if isinstance(value, Interval) else value
+
+
+def to_layer(config: TrainConfig) -> Layer:
+    """Every setting of a config, by its dotted key."""
+    return Layer("config", dict(_flatten(to_dict(config), "")))
+
+
+def from_dict(values: Mapping[str, Any], origin: str) -> TrainConfig:
+    """The config that `to_dict` or a saved config.yaml describes."""
+    return resolve([Layer(origin, dict(_flatten(values, "")))])
+
+
+def to_yaml(config: TrainConfig) -> str:
+    return yaml.safe_dump(to_dict(config), sort_keys=False)
+
+
+# --- one value ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """One setting: how its values are written and which are allowed."""
+
+    kind: Any  # int, float, bool, str, Interval, a tuple of str, or a Literal
+    optional: bool
+    low: float | None
+    high: float | None
+    check: Callable[[str], Any] | None  # of a text: raises ValueError saying what is expected
+    convert: Callable[[str], str] | None  # of a text: how it is kept
+
+    def parse(self, raw: Any) -> Any:
+        """The value that `raw` (from YAML, a flag or Python) stands for. Raises ValueError saying what is expected."""
+        if self.optional and (raw is None or str(raw).lower() in ("none", "null", "auto")):
+            return None
+        if typing.get_origin(self.kind) is Literal:
+            choices = typing.get_args(self.kind)
+            if raw not in choices:
+                raise ValueError(f"one of {', '.join(choices)}")
+            return raw
+        if self.kind is bool:
+            return _parse_bool(raw)
+        if self.kind is str:
+            return self._parse_text(raw)
+        if self.kind is Interval:
+            return raw if isinstance(raw, Interval) else Interval.parse(self._parse_text(raw))
+        if self.kind == tuple[str, ...]:
+            return tuple(self._parse_text(one) for one in (raw if isinstance(raw, list | tuple) and raw else [raw]))
+        return self._parse_number(raw)
+
+    def _parse_text(self, raw: Any) -> str:
+        if not isinstance(raw, str) or not raw:
+            raise ValueError("text")
+        if self.check:
+            self.check(raw)
+        return self.convert(raw) if self.convert else raw
+
+    def _parse_number(self, raw: Any) -> int | float:
+        if isinstance(raw, bool) or not isinstance(raw, int | float | str):
+            raise ValueError("a number")
+        value: int | float
+        if self.kind is int:
+            value = parse_count(raw)
+        else:
+            try:
+                value = float(raw)
+            except ValueError:
+                raise ValueError("a number") from None
+        if not math.isfinite(value):
+            raise ValueError("a finite number")
+        if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
+            raise ValueError(f"between {self.low:g} and {self.high:g}")
+        return value
+
+
+def _parse_bool(raw: Any) -> bool:
+    words = {"true": True, "yes": True, "on": True, "1": True, "false": False, "no": False, "off": False, "0": False}
+    try:
+        return words[str(raw).lower()]
+    except KeyError:
+        raise ValueError("true or false") from None
+
+
+# --- plumbing -------------------------------------------------------------------------------------------------
+
+
+def _sections(cls: type) -> Iterator[tuple[str, Any, dataclasses.Field[Any]]]:
+    hints = typing.get_type_hints(cls)
+    for item in dataclasses.fields(cls):
+        yield item.name, hints[item.name], item
+
+
+def _is_section(kind: Any) -> bool:
+    return dataclasses.is_dataclass(kind) and kind is not Interval
+
+
+def _find_leaves(cls: type, prefix: str) -> Iterator[tuple[str, Leaf]]:
+    for name, kind, item in _sections(cls):
+        if _is_section(kind):
+            yield from _find_leaves(typing.cast(type, kind), f"{prefix}{name}.")
+            continue
+        optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
+        if optional:
+            kind = next(part for part in typing.get_args(kind) if part is not type(None))
+        limits = (item.metadata.get(key) for key in ("low", "high", "check", "convert"))
+        yield f"{prefix}{name}", Leaf(kind, optional, *limits)
+
+
+LEAVES: dict[str, Leaf] = dict(_find_leaves(TrainConfig, ""))
+_SECTIONS = {key.rsplit(".", depth)[0] for key in LEAVES for depth in range(1, key.count(".") + 1)}
+
+
+def _flatten(document: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, Any]]:
+    """Dotted keys of a nested document. Only known sections are entered, so that a hostile file cannot grow."""
+    for name, value in document.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping) and key in _SECTIONS:
+            yield from _flatten(value, f"{key}.")
+        elif not (value is None and key in _SECTIONS):  # an empty section says nothing
+            yield key, value
+
+
+def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
+    arguments = {}
+    for name, kind, _ in _sections(cls):
+        key = f"{prefix}{name}"
+        if _is_section(kind):
+            arguments[name] = _build(typing.cast(type, kind), values, f"{key}.")
+        elif key in values:
+            arguments[name] = values[key]
+    return cls(**arguments)
+
+
+def _contradictions(values: Mapping[str, Any]) -> Iterator[ConfigError]:
+    """Settings that are fine one by one but not together."""
+    config = _build(TrainConfig, values, "")
+    image, text = config.model.image, config.model.text
+    if image.size_px % image.patch_px:
+        yield ConfigError(
+            f"model.image.size_px {image.size_px} is not a multiple of model.image.patch_px {image.patch_px}",
+            f"the nearest that fits is {max(1, round(image.size_px / image.patch_px)) * image.patch_px}",
+        )
+    for name, tower in (("image", image), ("text", text)):
+        if tower.width % tower.heads:
+            fitting = [heads for heads in range(1, tower.width + 1) if tower.width % heads == 0]
+            nearest = min(fitting, key=lambda heads: abs(heads - tower.heads))
+            yield ConfigError(
+                f"model.{name}.width {tower.width} is not a multiple of model.{name}.heads {tower.heads}",
+                f"--set model.{name}.heads={nearest} would fit",
+            )
+
+
+def _from(layer: Layer) -> str:
+    return f" ({layer.origin})"
+
+
+def _suggestion(word: str, known: Sequence[str], noun: str) -> str:
+    close = difflib.get_close_matches(word, known, n=1)
+    return f"did you mean {close[0]}?" if close else f"{noun}: {', '.join(known)}"
+
+
+def _suggest_key(key: str) -> str:
+    """A near key; else one whose last part is the same (`lr` for `optim.lr`); else the keys of that section."""
+    close = difflib.get_close_matches(key, LEAVES, n=1)
+    same_name = [known for known in LEAVES if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+    if same_name or close:
+        return f"did you mean {(same_name or close)[0]}?"
+    section = key.split(".", 1)[0]
+    inside = [known for known in LEAVES if known.startswith(f"{section}.")]
+    return f"known keys: {', '.join(inside or LEAVES)}"

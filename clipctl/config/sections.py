@@ -1,0 +1,173 @@
+"""What a training run is asked to do: frozen sections of settings. The defaults are the preset `tiny`.
+
+Every setting has a dotted key (`optim.lr`); `layers.py` puts them together from files and flags.
+"""
+
+import os
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from clipctl.config.quantities import Interval
+
+DeviceName = str  # "auto", "cpu", "mps", "cuda", "cuda:1", "hybrid"
+PRECISIONS = ("fp32", "bf16", "fp16")  # the usual one first
+Precision = Literal["auto", "fp32", "bf16", "fp16"]
+LossName = Literal["softmax", "sigmoid"]
+CacheName = Literal["auto", "ram", "disk", "off"]
+DataFormat = Literal[
+    "csv",
+    "tsv",
+    "pipe",
+    "flickr",
+    "jsonl",
+    "coco",
+    "karpathy",
+    "json",
+    "webdataset",
+    "imagefolder",
+    "sidecar",
+    "classes",
+]
+
+EVERY_FIVE_EPOCHS = Interval(5, "e")
+MAX_SCALE = 100.0  # cap of 1 / temperature: beyond it the softmax saturates
+
+
+def is_synthetic(source: str) -> bool:
+    return source.partition(":")[0] == "synthetic"
+
+
+def absolute(text: str) -> str:
+    """A place on disk, wherever a run is resumed from; names of what is built in stay as they are."""
+    is_name = is_synthetic(text) or text.partition(":")[0] in ("characters", "bpe")
+    return text if is_name else os.path.abspath(os.path.expanduser(text))
+
+
+def check_template(text: str) -> None:
+    if "{}" not in text:
+        raise ValueError("a caption with {} where the class belongs, such as 'a photo of a {}'")
+
+
+def check_tokenizer(text: str) -> None:
+    name, _, number = text.partition(":")
+    if name == "bpe" and not (number.isdecimal() and 300 <= int(number) <= 1_000_000):
+        raise ValueError("bpe:VOCABULARY with 300 symbols or more, such as bpe:4096")
+    if name == "characters" and number:
+        raise ValueError("characters, bpe:4096, or the path of a tokenizer.json")
+
+
+def bounded(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
+    """A field whose value, when there is one, lies between `low` and `high`, both included."""
+    return field(default=default, metadata={"low": low, "high": high})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageTowerConfig:
+    size_px: int = bounded(64, low=8, high=2048)
+    patch_px: int = bounded(8, low=1, high=256)
+    width: int = bounded(128, low=8, high=16384)
+    depth: int = bounded(4, low=1, high=200)
+    heads: int = bounded(4, low=1, high=256)
+
+    @property
+    def tokens(self) -> int:
+        """Patches and the class token."""
+        return (self.size_px // self.patch_px) ** 2 + 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextTowerConfig:
+    context: int = bounded(77, low=4, high=4096)
+    vocab_size: int | None = bounded(None, low=4, high=10_000_000)  # None: as many as the tokenizer has
+    width: int = bounded(128, low=8, high=16384)
+    depth: int = bounded(2, low=1, high=200)
+    heads: int = bounded(4, low=1, high=256)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelConfig:
+    image: ImageTowerConfig = ImageTowerConfig()
+    text: TextTowerConfig = TextTowerConfig()
+    embed_dim: int = bounded(128, low=4, high=16384)
+    activation: Literal["gelu", "quick_gelu"] = "gelu"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataConfig:
+    # synthetic, synthetic:PAIRS, or where your pictures are; several are joined
+    source: tuple[str, ...] = field(default=("synthetic",), metadata={"convert": absolute})
+    val: str | None = field(
+        default=None, metadata={"convert": absolute}
+    )  # held-out data, instead of a part of the source
+    format: DataFormat | None = None  # None, here and below: found out from the files
+    image_column: str | None = None
+    caption_column: str | None = None  # several, separated by commas
+    image_root: str | None = field(default=None, metadata={"convert": absolute})  # where picture paths start
+    separator: str | None = None
+    template: str = field(default="a photo of a {}", metadata={"check": check_template})  # captions of class folders
+    tokenizer: str = field(
+        default="characters", metadata={"check": check_tokenizer, "convert": absolute}
+    )  # or bpe:4096, or a tokenizer.json
+    seed: int = bounded(0, low=0, high=2**32 - 1)  # of drawn pictures and of the split; the training seed is train.seed
+    val_fraction: float = bounded(0.1, low=0.001, high=0.9)
+    val_limit: int = bounded(1000, low=2, high=10_000)  # pictures that an evaluation looks at, at most
+    # Augmentation. None: what suits drawn scenes (shift and zoom), or pictures from files (crop and jitter).
+    max_shift: float | None = bounded(None, low=0.0, high=0.5)  # random shift, as a share of the side
+    max_zoom: float | None = bounded(None, low=0.0, high=0.5)  # random zoom in or out
+    min_crop: float | None = bounded(None, low=0.05, high=1.0)  # smallest share of the area that a random crop keeps
+    jitter: float | None = bounded(None, low=0.0, high=0.9)  # of brightness, contrast and saturation
+    flip: bool = True  # mirror, except where the caption says left or right
+
+
+@dataclass(frozen=True, kw_only=True)
+class OptimConfig:
+    lr: float = bounded(8e-4, low=1e-9, high=10.0)  # peak, reached after the warm-up
+    weight_decay: float = bounded(0.1, low=0.0, high=10.0)
+    beta1: float = bounded(0.9, low=0.0, high=0.9999)
+    beta2: float = bounded(0.98, low=0.0, high=0.99999)
+    eps: float = bounded(1e-6, low=1e-12, high=1e-2)
+    warmup_steps: int | None = bounded(None, low=0, high=10**9)  # None: a tenth of the run
+    final_lr_share: float = bounded(0.01, low=0.0, high=1.0)  # the cosine ends at this share of the peak
+    grad_clip: float | None = bounded(1.0, low=1e-6, high=1e6)  # largest gradient norm; None: do not clip
+
+    def warmup_of(self, total_steps: int) -> int:
+        """Steps until the peak, in a run of that many."""
+        return total_steps // 10 if self.warmup_steps is None else self.warmup_steps
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoopConfig:
+    epochs: int = bounded(50, low=1, high=1_000_000)
+    steps: int | None = bounded(None, low=1, high=10**12)  # when given, the run ends after this many instead
+    batch_size: int = bounded(27, low=2, high=1_000_000)
+    seed: int = bounded(0, low=0, high=2**32 - 1)
+    loss: LossName = "softmax"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SaveConfig:
+    every: Interval = EVERY_FIVE_EPOCHS  # and always at the end
+    keep_last: int = bounded(2, low=1, high=1_000_000)
+    keep_best: int = bounded(1, low=0, high=1_000_000)  # 0: the best one is not saved for its own sake
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeConfig:
+    device: DeviceName = "auto"
+    precision: Precision = "auto"
+    threads: int | None = bounded(None, low=1, high=4096)  # None: chosen for this machine
+    workers: int | None = bounded(None, low=0, high=256)  # None: chosen for this machine and data
+    cache: CacheName = "auto"  # decoded pictures: in memory, on disk, not at all
+    recompute: bool = False  # blocks again in the backward pass instead of keeping what they computed: less memory
+    compile: bool = False  # the image tower's blocks, by torch.compile
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    preset: str = "tiny"
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    optim: OptimConfig = OptimConfig()
+    train: LoopConfig = LoopConfig()
+    save: SaveConfig = SaveConfig()
+    runtime: RuntimeConfig = RuntimeConfig()

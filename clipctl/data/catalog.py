@@ -1,0 +1,210 @@
+"""From the words a user types to the pairs they mean."""
+
+import os
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from clipctl.config.quantities import parse_count
+from clipctl.config.sections import DataConfig, is_synthetic
+from clipctl.data.formats.rows import TRAIN, Hints
+from clipctl.data.index.columns import Index
+from clipctl.data.index.source import IndexedSource
+from clipctl.data.index.store import open_index
+from clipctl.data.source import Source, Tell, silent
+from clipctl.data.split import Leakage, divide, find_leakage, own_sides
+from clipctl.data.synthetic.scenes import SyntheticSource
+from clipctl.errors import DataError
+
+DEFAULT_SYNTHETIC_PAIRS = 240
+MAX_SYNTHETIC_PAIRS = 100_000  # there are 10,368 combinations; more pairs only repeat them in other shades
+MIN_PAIRS = 2  # on each side: with one pair there is nothing to confuse it with
+MAX_BAD_SHARE = 0.05  # of the pictures; with more, something is wrong with all of them
+LISTED_BAD = 10
+
+
+@dataclass(frozen=True)
+class Data:
+    """Both sides, and what was understood and noticed on the way to them."""
+
+    train: Source
+    val: Source
+    words: tuple[str, ...]  # for each place: what it is
+    notes: tuple[str, ...] = ()
+    missing: tuple[str, ...] = field(default=(), repr=False)  # pictures that are not there
+
+
+def open_data(config: DataConfig, tell: Tell = silent) -> Data:
+    """The training and held-out pairs of a config. Raises DataError where they are too few, or too many are missing."""
+    data = read_data(config, tell)
+    train, val = len(data.train), len(data.val)
+    if min(train, val) < MIN_PAIRS:
+        name = " + ".join(config.source)
+        own = (
+            "ask for more pairs, such as synthetic:240" if data.train.is_drawn else "--val-fraction 0.3, or --val DATA"
+        )
+        raise DataError(
+            f"{name!r} with data.val_fraction {config.val_fraction:g} leaves {train:,} pairs to train on and {val:,} "
+            f"to test with; {MIN_PAIRS} of each is the least",
+            own,
+        )
+    check_bad(dict.fromkeys(data.missing, "missing"), train + val + len(data.missing))
+    return data
+
+
+def read_data(config: DataConfig, tell: Tell = silent) -> Data:
+    """The same, whatever is there."""
+    if any(is_synthetic(source) for source in config.source):
+        return _read_synthetic(config)
+    return _read_files(config, tell)
+
+
+# --- drawn ----------------------------------------------------------------------------------------------------
+
+
+def _read_synthetic(config: DataConfig) -> Data:
+    """`synthetic` or `synthetic:PAIRS`."""
+    if len(config.source) > 1 or config.val is not None:
+        raise DataError("synthetic cannot be joined with other data", "name either it or your own data")
+    source = config.source[0]
+    count_text = source.partition(":")[2]
+    try:
+        pairs = parse_count(count_text) if count_text else DEFAULT_SYNTHETIC_PAIRS
+    except ValueError as error:
+        raise DataError(f"the number of pairs in {source!r} must be {error}", "synthetic:5000") from None
+    if not 1 <= pairs <= MAX_SYNTHETIC_PAIRS:
+        raise DataError(f"{source!r} asks for {pairs} pairs; 1 to {MAX_SYNTHETIC_PAIRS:,} can be drawn")
+    val_pairs = min(round(pairs * config.val_fraction), config.val_limit)
+    return Data(
+        SyntheticSource(pairs - val_pairs, seed=config.seed, validation=False),
+        SyntheticSource(val_pairs, seed=config.seed, validation=True),
+        ("drawn scenes",),
+    )
+
+
+# --- from files -----------------------------------------------------------------------------------------------
+
+
+def hints_of(config: DataConfig) -> Hints:
+    return Hints(
+        format=config.format,
+        image_column=config.image_column,
+        caption_column=config.caption_column,
+        image_root=config.image_root,
+        separator=config.separator,
+        template=config.template,
+    )
+
+
+def _read_files(config: DataConfig, tell: Tell) -> Data:
+    hints = hints_of(config)
+    parts = [open_index(source, hints, tell) for source in config.source]
+    missing: list[str] = []
+    source = present(IndexedSource.whole(parts, _name(config.source)), missing)
+    if config.val is None:
+        train, val, unused = divide(source, config.val_fraction, config.val_limit, config.seed)
+    else:
+        parts.append(open_index(config.val, hints, tell))
+        train, own, unused = own_sides(source)
+        unused += len(own)
+        whole = present(IndexedSource.whole(parts[-1:], config.val), missing)
+        held_out = own_sides(whole)
+        val = held_out.val if len(held_out.val) else whole
+    notes = [note for part in parts for note in _notes(part)]
+    if unused:
+        notes.append(
+            f"{unused:,} pictures of the data's own {'test' if config.val is None else 'other'} split are left alone"
+        )
+    if len(val) > config.val_limit:
+        notes.append(f"{config.val_limit:,} of {len(val):,} held-out pictures are used (data.val_limit)")
+        val = val.thinned(config.val_limit)
+    words = [_words(part) for part in parts]
+    if config.val is not None:
+        words[-1] = f"held out: {words[-1]}"
+    return Data(train, val, tuple(words), tuple(notes), tuple(missing))
+
+
+def present(source: IndexedSource, missing: list[str]) -> IndexedSource:
+    """Without the pictures that are not there, which `missing` is told."""
+    if not any(part.facts.missing for part in source.parts):
+        return source
+    absent = np.flatnonzero(source.sizes < 0)
+    missing += [source.label(int(index)) for index in absent]
+    return source.without(absent)
+
+
+def check_bad(reasons: dict[str, str], pictures: int) -> None:
+    """Raise where more pictures are bad than a few."""
+    if len(reasons) <= MAX_BAD_SHARE * pictures:
+        return
+    is_lost = all(reason == "missing" for reason in reasons.values())
+    raise DataError(
+        f"{len(reasons):,} of {pictures:,} pictures cannot be used, more than {MAX_BAD_SHARE:.0%}: "
+        f"{bad_counts(reasons.values())}: {'; '.join(bad_lines(reasons))}",
+        "--image-root DIR says where they lie" if is_lost else "clipctl data inspect DATA --deep lists them all",
+    )
+
+
+def bad_lines(reasons: dict[str, str], limit: int = LISTED_BAD) -> list[str]:
+    """Pictures and why they cannot be used; of very many the first."""
+    lines = [f"{label} ({reason})" for label, reason in list(reasons.items())[:limit]]
+    return lines + ([f"and {len(reasons) - limit:,} more"] if len(reasons) > limit else [])
+
+
+def bad_counts(reasons: Iterable[str]) -> str:
+    """3 missing, 1 truncated."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common())
+
+
+def leakage_of(train: Source, val: Source) -> Leakage:
+    """Drawn data have none: their sides share no combination."""
+    if not isinstance(train, IndexedSource) or not isinstance(val, IndexedSource):
+        return Leakage(0, 0)
+    return find_leakage(train, val)
+
+
+def leakage_notes(leakage: Leakage) -> list[str]:
+    notes = []
+    if leakage.pictures:
+        notes.append(
+            f"{leakage.pictures:,} held-out pictures are also among those to train on: scores will look too good"
+        )
+    if leakage.captions:
+        notes.append(f"{leakage.captions:,} held-out captions also belong to pictures to train on")
+    return notes
+
+
+def _name(sources: tuple[str, ...]) -> str:
+    return " + ".join(os.path.basename(source.rstrip("/")) or source for source in sources)
+
+
+def _words(part: Index) -> str:
+    facts = part.facts
+    words = f"{facts.format}: {facts.words}"
+    if any(facts.side_counts[TRAIN:]):
+        names = zip(("train", "val", "test"), facts.side_counts[TRAIN:], strict=True)
+        words += f"; split as given: {', '.join(f'{count:,} {name}' for name, count in names if count)}"
+    if facts.sharded or facts.roots == [facts.source]:
+        return words
+    return f"{words}; pictures in {', '.join(_short(root, facts.source) for root in facts.roots)}"
+
+
+def _short(place: str, source: str) -> str:
+    """A directory, relative to the data where it lies below them."""
+    base = source if os.path.isdir(source) else os.path.dirname(source)
+    try:
+        relative = Path(place).relative_to(base).as_posix()
+    except ValueError:
+        return place
+    return "the same directory" if relative == "." else relative
+
+
+def _notes(part: Index) -> list[str]:
+    facts = part.facts
+    return [
+        f"{count:,} {'entry' if count == 1 else 'entries'} with {reason} left out"
+        for reason, count in facts.skipped.items()
+    ]

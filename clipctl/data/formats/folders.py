@@ -1,0 +1,178 @@
+"""Directories: pictures beside a metadata file, pictures beside text files, and folders that name what is in them.
+No torch."""
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from clipctl.data.formats.documents import lines_layout
+from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, is_picture, side_of
+from clipctl.data.formats.tables import table_layout
+from clipctl.data.formats.text import encoding_of, split_lines
+
+METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
+CAPTION_SUFFIXES = (".txt", ".caption")
+UNREADABLE_SUFFIXES = (".heic", ".heif", ".cr2", ".nef", ".arw", ".dng", ".jxl")
+CAPTION_FILE_LIMIT_BYTES = 1_000_000
+
+
+class File(NamedTuple):
+    """A file in a directory."""
+
+    name: str
+    size_bytes: int
+    mtime_ns: int
+
+
+class Folder(NamedTuple):
+    name: str  # relative, ends with a slash; empty for the directory itself
+    files: list[File]
+    has_folders: bool
+
+
+def walk(root: Path) -> Iterator[Folder]:
+    """Every folder below `root`, in order, a folder at a time. Hidden things are left out, and folders seen before: a
+    link may lead back."""
+    waiting, seen = [""], set()
+    while waiting:
+        name = waiting.pop()
+        facts = os.stat(root / name)
+        if (facts.st_dev, facts.st_ino) in seen:
+            continue
+        seen.add((facts.st_dev, facts.st_ino))
+        with os.scandir(root / name) as entries:
+            found = sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda one: one.name)
+        folders = [f"{name}{entry.name}/" for entry in found if entry.is_dir()]
+        yield Folder(name, [_file(entry) for entry in found if not entry.is_dir()], bool(folders))
+        waiting += reversed(folders)
+
+
+def _file(entry: "os.DirEntry[str]") -> File:
+    try:
+        facts = entry.stat()
+    except OSError:  # a link to nowhere
+        return File(entry.name, -1, 0)
+    return File(entry.name, facts.st_size if stat.S_ISREG(facts.st_mode) else -1, facts.st_mtime_ns)
+
+
+@dataclass(frozen=True)
+class Survey:
+    """What a directory holds, in numbers."""
+
+    files: int
+    suffixes: frozenset[str]
+    pictures: int
+    pairs: int  # pictures with a text beside them
+    classes: frozenset[str]
+    unreadable: int  # pictures of a kind that Pillow does not read
+    digest: str  # changes when a picture or a text is added, removed, renamed or written
+
+
+def survey(root: Path) -> Survey:
+    files, pictures, pairs, unreadable, suffixes, classes, digest = 0, 0, 0, 0, set(), set(), hashlib.sha256()
+    for folder in walk(root):
+        files += len(folder.files)
+        suffixes |= {os.path.splitext(file.name)[1] or "(none)" for file in folder.files}
+        unreadable += sum(file.name.lower().endswith(UNREADABLE_SUFFIXES) for file in folder.files)
+        here = sum(is_picture(file.name) for file in folder.files)
+        pictures += here
+        pairs += len(_pairs(folder))
+        if here and (label := _class(folder)):
+            classes.add(label)
+        for file in folder.files:
+            if is_picture(file.name) or file.name.endswith(CAPTION_SUFFIXES):
+                facts = f"{folder.name}{file.name}\0{file.size_bytes}\0{file.mtime_ns}\0"
+                digest.update(facts.encode(errors="surrogateescape"))
+    return Survey(files, frozenset(suffixes), pictures, pairs, frozenset(classes), unreadable, digest.hexdigest())
+
+
+def metadata_layout(root: Path, hints: Hints) -> Layout | None:
+    """HF imagefolder: metadata.jsonl or metadata.csv in the directory, or in folders named after splits."""
+    folders = [root, *(root / name for name in sorted(os.listdir(root)) if side_of(name) and (root / name).is_dir())]
+    found = [[folder / name for name in METADATA_NAMES if (folder / name).is_file()][:1] for folder in folders]
+    files = [file for several in found for file in several]
+    if not files:
+        return None
+    parts = []
+    for file in files:
+        side = side_of(file.parent.name) if file.parent != root else UNSAID
+        part = lines_layout(file, hints, side) if file.suffix == ".jsonl" else table_layout(file, hints, side)
+        parts.append((file.parent.relative_to(root).as_posix(), part))
+
+    def rows() -> Iterator[Row]:
+        for folder, part in parts:
+            for row in part.rows():
+                is_placed = folder == "." or os.path.isabs(row.picture) or not row.picture
+                yield row if is_placed else row._replace(picture=f"{folder}/{row.picture}")
+
+    first = parts[0][1].words
+    splits = [folder for folder, _ in parts if folder != "."]
+    words = f"{files[0].name}, {first}" + (f", splits {', '.join(splits)}" if splits else "")
+    watched = [*files, *folders]
+    return Layout("imagefolder", words, rows, watched, [Path(hints.image_root) if hints.image_root else root])
+
+
+def sidecar_layout(root: Path, found: Survey) -> Layout:
+    """0001.png beside 0001.txt, at any depth. Every line of the text is a caption."""
+    alone = found.pictures - found.pairs
+    words = f"pictures beside text files of the same name{f'; {alone:,} of the pictures without' if alone else ''}"
+    words += _unreadable(found)
+
+    def rows() -> Iterator[Row]:
+        for folder in walk(root):
+            for picture, text in _pairs(folder):
+                with (root / folder.name / text).open("rb") as file:
+                    content = file.read(CAPTION_FILE_LIMIT_BYTES)
+                captions = split_lines(content.decode(encoding_of(content), errors="replace"))
+                yield Row(f"{folder.name}{picture}", captions, side_of(folder.name))
+
+    return Layout("sidecar", words, rows, [], [root], listing=found.digest)
+
+
+def class_layout(root: Path, found: Survey, hints: Hints) -> Layout:
+    """dog/1.jpg, cat/2.jpg, maybe below train/ and val/: a folder's name becomes the caption by a template."""
+    words = f"{len(found.classes):,} class folders, captions by the template {hints.template!r}"
+    words += _unreadable(found)
+
+    def rows() -> Iterator[Row]:
+        for folder in walk(root):
+            label = _class(folder)
+            captions = (hints.template.replace("{}", label),) if label else ()
+            side = side_of(folder.name) if folder.name.count("/") > 1 else UNSAID
+            for file in folder.files:
+                if is_picture(file.name):
+                    yield Row(f"{folder.name}{file.name}", captions, side)
+
+    return Layout("classes", words, rows, [], [root], listing=found.digest)
+
+
+def _unreadable(found: Survey) -> str:
+    return f"; {found.unreadable:,} in HEIC or raw are not read: save them as JPEG" if found.unreadable else ""
+
+
+def _pairs(folder: Folder) -> list[tuple[str, str]]:
+    """Pictures of a folder with the texts of the same name."""
+    texts = {
+        _stem(file.name): file.name
+        for file in folder.files
+        if file.name.endswith(CAPTION_SUFFIXES) and file.size_bytes >= 0
+    }
+    pictures = (file.name for file in folder.files if is_picture(file.name))
+    return [(picture, texts[_stem(picture)]) for picture in pictures if _stem(picture) in texts]
+
+
+def _stem(name: str) -> str:
+    return name.rpartition(".")[0]
+
+
+def _class(folder: Folder) -> str:
+    """The last folder of a path, as words. The data's own directory is none, nor is a folder of folders that is named
+    after a split; a folder of pictures called `train` shows trains."""
+    above, _, last = folder.name.rstrip("/").rpartition("/")
+    if not above and folder.has_folders and side_of(last):
+        return ""
+    return " ".join(last.replace("_", " ").replace("-", " ").split())

@@ -1,0 +1,203 @@
+"""From a path to a layout: what lies there, by the files themselves. No torch."""
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from glob import glob
+from itertools import chain
+from pathlib import Path
+from typing import get_args
+
+from clipctl.config.sections import DataFormat
+from clipctl.data.formats.documents import document_layout, lines_layout
+from clipctl.data.formats.folders import Survey, class_layout, metadata_layout, sidecar_layout, survey
+from clipctl.data.formats.rows import UNSAID, Hints, Layout, is_picture, side_of
+from clipctl.data.formats.shards import expand, is_pattern, shard_layout
+from clipctl.data.formats.tables import table_layout
+from clipctl.errors import DataError
+
+FILE_READERS: dict[str, Callable[[Path, Hints, int], Layout]] = {
+    "csv": table_layout,
+    "tsv": table_layout,
+    "pipe": table_layout,
+    "flickr": table_layout,
+    "jsonl": lines_layout,
+    "coco": document_layout,
+    "karpathy": document_layout,
+    "json": document_layout,
+    "webdataset": lambda path, hints, side: shard_layout([path]),
+}
+FOLDER_FORMATS = ("imagefolder", "sidecar", "classes", "webdataset")
+FORMATS = get_args(DataFormat)
+
+LOOKED_FOR = (
+    "*.tar shards, metadata.jsonl or metadata.csv, a table or JSON file of captions, text files beside pictures, and "
+    "folders of pictures"
+)
+
+_BY_SUFFIX = {
+    **dict.fromkeys((".csv", ".tsv", ".psv", ".txt", ".token"), "csv"),
+    **dict.fromkeys((".jsonl", ".ndjson"), "jsonl"),
+    ".json": "json",
+    ".tar": "webdataset",
+}
+# Files that tell about pictures in the same directory without being captions.
+_OTHER_NAMES = (
+    *("readme", "license", "licence", "requirements", "sizes", "dataset_info", "stats", "classes", "labels", "words"),
+    *("wnids", "instances_", "person_keypoints_"),
+)
+
+
+def recognise(text: str, hints: Hints) -> Layout:
+    """How the data at a path, or a pattern of shards, are laid out. Raises DataError saying what was looked for."""
+    check_place(text)
+    path = Path(text)
+    if not path.exists():
+        return shard_layout([Path(name) for pattern in expand(text) for name in sorted(glob(pattern)) or [pattern]])
+    if hints.image_root is not None and not Path(hints.image_root).is_dir():
+        raise DataError(f"--image-root {hints.image_root} is no directory")
+    return _folder(path, hints) if path.is_dir() else _file(path, hints)
+
+
+def check_place(text: str) -> None:
+    """Raise where nothing can be there."""
+    path = Path(text)
+    try:
+        if path.exists() or is_pattern(text) or glob(text):
+            return
+    except OSError as error:
+        raise DataError(f"{text[:80]} cannot be read: {error.strerror}") from None
+    raise DataError(f"no such file or directory: {text}", _neighbours(path))
+
+
+def _neighbours(path: Path) -> str:
+    try:
+        names = sorted(name for name in os.listdir(path.parent) if not name.startswith("."))
+    except OSError:
+        return "clipctl train without a path uses built-in pictures"
+    if close := get_close_matches(path.name, [*names, "synthetic"], n=1):
+        return f"did you mean {close[0]}?"
+    return f"{path.parent} holds {', '.join(names[:8]) or 'nothing'}{', …' if len(names) > 8 else ''}"
+
+
+def _file(path: Path, hints: Hints) -> Layout:
+    """A file's name may say that all of it is one side, such as train.csv or captions_val2017.json."""
+    if not path.is_file():
+        raise DataError(f"{path} is neither a file nor a directory")
+    format = hints.format or _BY_SUFFIX.get(path.suffix.lower()) or _by_content(path)
+    if format not in FILE_READERS:
+        raise DataError(f"--format {format} is for a directory, and {path} is a file")
+    return FILE_READERS[format](path, hints, file_side(path))
+
+
+def file_side(path: Path) -> int:
+    words = path.stem.lower().replace("-", "_").split("_")
+    return next((side for side in map(side_of, reversed(words)) if side), UNSAID)
+
+
+def _by_content(path: Path) -> str:
+    with path.open("rb") as file:
+        head = file.read(512)
+    if head[257:262] == b"ustar":
+        return "webdataset"
+    if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
+        if is_picture(path.name):
+            raise DataError(f"{path} is a picture, not a list of captions", f"pass its directory: {path.parent}")
+        raise DataError(f"{path} is a binary file, not a list of captions", f"formats: {', '.join(FORMATS)}")
+    return "json" if head.lstrip()[:1] in (b"{", b"[") else "csv"
+
+
+def _folder(root: Path, hints: Hints) -> Layout:
+    """A metadata file, else a file of captions, else shards, else pictures with texts, else classes."""
+    if hints.format is not None and hints.format not in FOLDER_FORMATS:
+        return _file(_caption_file(root), hints)
+    problem = None
+    if hints.format in (None, "imagefolder") and (metadata := metadata_layout(root, hints)):
+        return metadata
+    if hints.format is None:
+        try:
+            if annotated := _annotated(root, hints):
+                return annotated
+        except DataError as error:  # it may be a list of something else
+            problem = error
+    if hints.format in (None, "webdataset") and (shards := sorted(root.glob("*.tar")) or sorted(root.glob("*/*.tar"))):
+        layout = shard_layout(shards)
+        return replace(layout, files=[root, *layout.files])
+    found = survey(root)
+    if hints.format in (None, "sidecar") and found.pairs:
+        return sidecar_layout(root, found)
+    if hints.format == "classes" and found.classes:
+        return class_layout(root, found, hints)
+    if hints.format is None and problem is None and len(found.classes) > 1:  # a single one may just be called images
+        return class_layout(root, found, hints)
+    raise problem or _nothing_found(root, found, hints)
+
+
+def _annotated(root: Path, hints: Hints) -> Layout | None:
+    """A directory whose captions stand in a file of their own, or in one for each side, as COCO has them."""
+    files = _caption_files(root)
+    if not files:
+        return None
+    sides = [file_side(path) for path in files]
+    if len(files) > 1 and (UNSAID in sides or len(set(sides)) < len(sides)):
+        return _single(files, root, hints)
+    parts = [_file(path, hints) for path in files]
+    return replace(
+        parts[0],
+        words=f"{', '.join(path.name for path in files)}: {parts[0].words}",
+        rows=lambda: chain.from_iterable(part.rows() for part in parts),
+        files=[root, *(file for part in parts for file in part.files)],
+    )
+
+
+def _single(files: Sequence[Path], root: Path, hints: Hints) -> Layout:
+    """Of several files the one that reads as captions; two that do are for the user to choose from."""
+    readable = []
+    for path in files:
+        try:
+            readable.append((path, _file(path, hints)))
+        except DataError:
+            continue
+    if len(readable) == 1:
+        path, layout = readable[0]
+        return replace(layout, words=f"{path.name}: {layout.words}", files=[root, *layout.files])
+    names = ", ".join(path.name for path in [path for path, _ in readable] or files)
+    which = "several files could hold the captions" if readable else "no file holds captions that can be read"
+    raise DataError(f"{root}: {which}: {names}", "pass the one that is meant instead of the directory")
+
+
+def _caption_files(root: Path) -> list[Path]:
+    """Tables and JSON files in a directory or its `annotations`, unless they stand beside pictures of the same name."""
+    found = []
+    for place in (root, root / "annotations"):
+        if not place.is_dir():
+            continue
+        names = sorted(os.listdir(place))
+        stems = {name.rpartition(".")[0] for name in names if is_picture(name)}
+        for name in names:
+            stem, dot, suffix = name.rpartition(".")
+            known = f".{suffix.lower()}" in _BY_SUFFIX and suffix.lower() != "tar"
+            other = stem.lower().startswith(_OTHER_NAMES) or stem.endswith("_stats") or name.startswith(".")
+            if dot and known and not other and stem not in stems and (place / name).is_file():
+                found.append(place / name)
+    return found
+
+
+def _caption_file(root: Path) -> Path:
+    files = _caption_files(root)
+    if len(files) == 1:
+        return files[0]
+    names = ", ".join(path.name for path in files) or "none"
+    raise DataError(f"{root} has {len(files)} files that could hold captions: {names}", "pass the file itself")
+
+
+def _nothing_found(root: Path, found: Survey, hints: Hints) -> DataError:
+    looked_for = f"what --format {hints.format} needs" if hints.format else LOOKED_FOR
+    if not found.pictures:
+        what = f"{found.files:,} files ({', '.join(sorted(found.suffixes)[:8])})" if found.files else "nothing"
+        return DataError(f"{root} holds no pictures: found {what}; looked for {looked_for}")
+    way_out = "put a text file beside each picture (1.jpg, 1.txt), or write a table with columns image and caption"
+    if ".xlsx" in found.suffixes:
+        way_out = "if the captions are in the .xlsx file, save it as CSV"
+    return DataError(f"{root} holds {found.pictures:,} pictures and no captions; looked for {looked_for}", way_out)

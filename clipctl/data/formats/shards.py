@@ -1,0 +1,142 @@
+"""WebDataset shards: tar files read in place. A member index says where each picture lies; nothing is extracted.
+No torch."""
+
+import json
+import re
+import tarfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from clipctl.data.formats.documents import texts_in
+from clipctl.data.formats.rows import PICTURE_SUFFIXES, Layout, Row, side_of
+from clipctl.errors import DataError
+
+IMAGE_KINDS = tuple(suffix[1:] for suffix in PICTURE_SUFFIXES)
+MEMBER_LIMIT_BYTES = 1_000_000  # of a caption or a JSON document
+SHARD_LIMIT = 1_000_000
+
+_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
+_LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
+
+
+def is_pattern(text: str) -> bool:
+    return bool(_RANGE.search(text) or _LIST.search(text))
+
+
+def expand(pattern: str) -> list[str]:
+    """`{00000..00099}` and `{a,b}` as a shell expands them."""
+    braces = sorted((match for match in (_RANGE.search(pattern), _LIST.search(pattern)) if match), key=re.Match.start)
+    if not braces:
+        return [pattern]
+    match = braces[0]
+    if match.re is _RANGE:
+        first, last = int(match[1]), int(match[2])
+        if abs(last - first) >= SHARD_LIMIT:
+            raise DataError(f"{pattern} stands for more than {SHARD_LIMIT:,} shards")
+        width = len(match[1]) if match[1].startswith("0") or len(match[1]) == len(match[2]) else 0
+        numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+        parts = [f"{number:0{width}d}" for number in numbers]
+    else:
+        parts = match[1].split(",")
+    return [name for part in parts for name in expand(pattern[: match.start()] + part + pattern[match.end() :])]
+
+
+def shard_layout(shards: Sequence[Path]) -> Layout:
+    absent = [path for path in shards if not path.is_file()]
+    if absent:
+        raise DataError(
+            f"{len(absent)} of {len(shards)} shards do not exist, such as {absent[0]}",
+            "a pattern such as {00000..00099}.tar names every number in it",
+        )
+    words = f"{len(shards):,} WebDataset shard{'s' * (len(shards) > 1)}, read in place"
+    return Layout("webdataset", words, lambda: _rows(shards), shards, shards=shards)
+
+
+def _rows(shards: Sequence[Path]) -> Iterator[Row]:
+    for number, path in enumerate(shards):
+        side = side_of(path.parent.name) or side_of(re.split(r"[-_.]", path.stem)[0])
+        yield from _shard_rows(path, number, side)
+
+
+def _shard_rows(path: Path, number: int, side: int) -> Iterator[Row]:
+    """Members that share a name up to its first dot make a sample; they stand next to each other."""
+    key: str | None = None
+    sample = _Sample()
+    try:
+        with tarfile.open(path, "r:") as tar:
+            while member := tar.next():
+                tar.members = []  # type: ignore[attr-defined]  # it would keep every member of the file
+                own_key, kind = split_name(member.name)
+                if member.isdir() or member.name.rpartition("/")[2].startswith("."):  # macOS adds ._ members
+                    continue
+                if own_key != key:
+                    yield from sample.rows(number, side)
+                    key, sample = own_key, _Sample()
+                sample.take(tar, member, kind)
+            yield from sample.rows(number, side)
+            end = tar.offset
+    except (tarfile.TarError, EOFError) as error:
+        raise _no_shard(path, key, str(error)) from None
+    except OSError as error:
+        raise DataError(f"{path} cannot be read: {error}") from None
+    if not _ends_well(path, end):
+        raise _no_shard(path, key, f"it has {path.stat().st_size:,} bytes")
+
+
+def _ends_well(path: Path, end: int) -> bool:
+    """Whether the file ends with its last member, or goes on with zeros. tarfile takes half a header for the end."""
+    with path.open("rb") as file:
+        file.seek(end)
+        rest = file.read(tarfile.BLOCKSIZE)
+    return path.stat().st_size >= end and not rest.strip(b"\0") and len(rest) in (0, tarfile.BLOCKSIZE)
+
+
+def _no_shard(path: Path, key: str | None, problem: str) -> DataError:
+    with path.open("rb") as file:
+        head = file.read(6)
+    if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
+        return DataError(f"{path} is compressed and cannot be read in place", "unpack it first: gunzip FILE")
+    if key is None:
+        return DataError(f"{path} is no tar file: {problem}")
+    return DataError(f"{path} is cut off or damaged after {key}: {problem}", "fetch it again, or leave it out")
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """The key of a sample and the kind of a member: the file name is cut at its first dot."""
+    folder, slash, base = name.rpartition("/")
+    stem, _, kind = base.partition(".")
+    return f"{folder}{slash}{stem}", kind.lower()
+
+
+class _Sample:
+    def __init__(self) -> None:
+        self._picture: tuple[str, int, int] | None = None  # name, offset, bytes
+        self._text: str | None = None
+        self._json: str | None = None
+
+    def take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> None:
+        is_plain = member.isreg() and not member.issparse()  # links and holes have no bytes of their own
+        if kind in IMAGE_KINDS and self._picture is None and is_plain:
+            self._picture = (member.name, member.offset_data, member.size)
+        elif is_plain and kind in ("txt", "json"):
+            file = tar.extractfile(member)
+            content = file.read(MEMBER_LIMIT_BYTES).decode("utf-8-sig", errors="replace") if file else ""
+            if kind == "txt":
+                self._text = content
+            else:
+                self._json = content
+
+    def rows(self, shard: int, side: int) -> Iterator[Row]:
+        """One row, if there is anything; without a picture it is counted and left out."""
+        if self._picture is not None or self._text is not None or self._json is not None:
+            name, offset, size_bytes = self._picture or ("", 0, 0)
+            yield Row(name, self._captions(), side, shard, offset, size_bytes)
+
+    def _captions(self) -> Sequence[str]:
+        if self._text is not None:
+            return (self._text,)
+        try:
+            document = json.loads(self._json or "null")
+        except (ValueError, RecursionError):
+            return ()
+        return texts_in(document.get("caption")) if isinstance(document, dict) else ()

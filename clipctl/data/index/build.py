@@ -1,0 +1,284 @@
+"""Building an index: rows as they come, grouped by picture at the end, pictures looked for. No torch."""
+
+import json
+import os
+import unicodedata
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from hashlib import blake2b, sha256
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipctl.data.formats.recognise import recognise
+from clipctl.data.formats.roots import find_roots
+from clipctl.data.formats.rows import CAPTION_LIMIT_CHARACTERS, Hints, Layout, Row, clean_caption, side_of
+from clipctl.data.index.columns import META, IndexFacts, file_facts, read_part, stamps_of
+from clipctl.data.source import Keys, Tell, key_of, mix
+from clipctl.errors import DataError
+
+HASHED_PICTURES = 20_000  # up to so many are compared by their bytes, more by name and size
+HASHED_BYTES = 2**20  # up to so many all of a picture, of larger ones three parts that make as many
+TOLD_ROWS = 100_000  # after so many, a word
+_ALPHABET_CAPTIONS = 4096  # whose characters are collected at a time
+
+Columns = dict[str, NDArray[Any]]
+
+
+def build(source: str, hints: Hints, directory: Path, tell: Tell) -> IndexFacts:
+    """Write the index of the data at a path into an empty directory."""
+    rows = _RowWriter(directory)
+    try:
+        layout = recognise(source, hints)
+        stamps = stamps_of(str(path) for path in layout.files)  # before reading: what changes meanwhile is noticed
+        with rows:
+            for number, row in enumerate(layout.rows()):
+                rows.add(row)
+                if number % TOLD_ROWS == 0:
+                    tell(f"reading {source}: {number:,} rows")
+    except OSError as error:
+        raise DataError(f"{error.filename or source} cannot be read: {error.strerror or error}") from None
+    if not rows.captions:
+        raise DataError(
+            f"{source} ({layout.format}: {layout.words}) has no captions: {_reasons(rows.skipped)}",
+            "--caption-column NAME says where they are",
+        )
+    columns = rows.columns()
+    names = _Names((directory / "names.bin").read_bytes(), columns["name_start"], columns["name_end"])
+    tell(f"looking for the {len(names):,} pictures of {source}")
+    roots = [str(path) for path in layout.shards] or _find_pictures(columns, names, layout)
+    missing = int((columns["size"] < 0).sum())
+    if missing:  # where they might appear
+        stamps += stamps_of({path: None for root in roots for path in (root, os.path.dirname(root))})
+    hashed = len(names) <= HASHED_PICTURES
+    if hashed:
+        tell(f"comparing the {len(names):,} pictures of {source}")
+        keys = (_content_key(columns, names, roots, picture) for picture in range(len(names)))
+        columns["picture_key"] = np.fromiter(keys, dtype=np.uint64, count=len(names))
+    else:
+        columns["picture_key"] = mix(np.bitwise_xor(columns["picture_key"], columns["size"].astype(np.uint64)))
+    for name, column in columns.items():
+        np.save(directory / f"{name}.npy", column)
+    facts = IndexFacts(
+        source=source,
+        format=layout.format,
+        words=layout.words,
+        roots=roots,
+        sharded=bool(layout.shards),
+        stamps=stamps,
+        listing=layout.listing,
+        alphabet="".join(sorted(rows.alphabet)),
+        skipped=rows.skipped,
+        missing=missing,
+        side_counts=np.bincount(columns["side"], minlength=4).tolist(),
+        hashed=hashed,
+        fingerprint=_digest(directory, *FINGERPRINTED),
+        state=_digest(directory, "mtime.npy") if not layout.shards else sha256(repr(stamps).encode()).hexdigest(),
+    )
+    (directory / META).write_text(json.dumps(asdict(facts)), encoding="utf-8")
+    return facts
+
+
+def _reasons(skipped: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} rows with {reason}" for reason, count in skipped.items()) or "no rows at all"
+
+
+FINGERPRINTED = (
+    *("captions.bin", "caption_end.npy", "caption_row.npy", "first.npy", "names.bin", "name_start.npy"),
+    *("size.npy", "side.npy", "picture_key.npy"),
+)
+
+
+def _digest(directory: Path, *names: str) -> str:
+    digest = sha256()
+    for name in names:
+        with (directory / name).open("rb") as file:
+            while block := file.read(2**20):
+                digest.update(block)
+    return digest.hexdigest()
+
+
+# --- captions -------------------------------------------------------------------------------------------------
+
+
+class _RowWriter:
+    """Takes rows as they are read, and groups them by picture at the end."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._texts: BinaryIO
+        self._names: BinaryIO
+        self._text_bytes = self._name_bytes = 0
+        self._caption_ends, self._caption_keys, self._lengths = array("q", [0]), array("Q"), array("H")
+        # A run: captions that come one after the other for one picture.
+        self._runs, self._digests = array("q"), bytearray()
+        self._name_starts, self._name_ends, self._name_keys = array("q"), array("q"), array("Q")
+        self._shards, self._offsets, self._sizes, self._sides = array("i"), array("q"), array("q"), array("B")
+        self._last: tuple[str, int, int, int] | None = None
+        self._recent: list[str] = []
+        self.alphabet: set[str] = set()
+        self.skipped: dict[str, int] = {}
+
+    def __enter__(self) -> "_RowWriter":
+        self._texts = (self._directory / "captions.bin").open("wb", buffering=2**20)
+        self._names = (self._directory / "names.bin").open("wb", buffering=2**20)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._collect_characters()
+        self._texts.close()
+        self._names.close()
+
+    @property
+    def captions(self) -> int:
+        return len(self._caption_keys)
+
+    def add(self, row: Row) -> None:
+        texts = [text for text in map(clean_caption, row.captions) if text]
+        if not row.picture:
+            self._skip("no picture named")
+        elif not texts:
+            self._skip("no caption")
+        elif (row.picture, row.shard, row.offset, row.side) == self._last or self._start_run(row):
+            for text in texts:
+                self._add_caption(text)
+
+    def _skip(self, reason: str) -> None:
+        self.skipped[reason] = self.skipped.get(reason, 0) + 1
+
+    def _start_run(self, row: Row) -> bool:
+        """False where the name cannot be one."""
+        try:
+            name = row.picture.encode("utf-8", errors="surrogateescape")
+        except UnicodeEncodeError:
+            self._skip("a name that no file can have")
+            return False
+        self._last = (row.picture, row.shard, row.offset, row.side)
+        # A name that stands on two sides is two pictures (train/1.jpg, val/1.jpg), and so are two members of a shard.
+        identity = b"%d/%d/%d/%b" % (row.shard, row.offset, row.side, name)
+        self._digests += blake2b(identity, digest_size=16).digest()
+        self._name_keys.append(key_of(b"%d/%b" % (row.shard, name)))
+        self._names.write(name)
+        self._name_starts.append(self._name_bytes)
+        self._name_bytes += len(name)
+        self._name_ends.append(self._name_bytes)
+        self._shards.append(row.shard)
+        self._offsets.append(row.offset)
+        self._sizes.append(row.size_bytes)
+        self._sides.append(row.side)
+        self._runs.append(len(self._caption_keys))
+        return True
+
+    def _add_caption(self, text: str) -> None:
+        content = text.encode("utf-8", errors="replace")
+        self._texts.write(content)
+        self._text_bytes += len(content)
+        self._caption_ends.append(self._text_bytes)
+        self._caption_keys.append(key_of(content))
+        normal = text.lower() if text.isascii() else unicodedata.normalize("NFC", text).lower()
+        self._lengths.append(min(len(normal), CAPTION_LIMIT_CHARACTERS))
+        self._recent.append(normal)
+        if len(self._recent) >= _ALPHABET_CAPTIONS:
+            self._collect_characters()
+
+    def _collect_characters(self) -> None:
+        self.alphabet |= set("".join(self._recent))
+        self._recent.clear()
+
+    def columns(self) -> Columns:
+        """The columns of an index, pictures in the order in which they first came."""
+        digests = np.frombuffer(bytes(self._digests), dtype=np.uint64).reshape(-1, 2)
+        picture_of_run, first_run = group(digests)
+        run_lengths = np.diff(np.append(np.frombuffer(self._runs, dtype=np.int64), self.captions))
+        picture_of_caption = np.repeat(picture_of_run, run_lengths)
+        sides = np.frombuffer(self._sides, dtype=np.uint8)
+        counts = np.bincount(picture_of_caption, minlength=len(first_run))
+        return {
+            "caption_end": np.frombuffer(self._caption_ends, dtype=np.int64),
+            "caption_key": np.frombuffer(self._caption_keys, dtype=np.uint64),
+            "caption_length": np.frombuffer(self._lengths, dtype=np.uint16),
+            "caption_row": np.argsort(picture_of_caption, kind="stable"),
+            "first": np.concatenate([[0], np.cumsum(counts)]),
+            "name_start": np.frombuffer(self._name_starts, dtype=np.int64)[first_run],
+            "name_end": np.frombuffer(self._name_ends, dtype=np.int64)[first_run],
+            "root": np.frombuffer(self._shards, dtype=np.int32)[first_run],
+            "offset": np.frombuffer(self._offsets, dtype=np.int64)[first_run],
+            "size": np.frombuffer(self._sizes, dtype=np.int64)[first_run],
+            "mtime": np.zeros(len(first_run), dtype=np.int64),
+            "side": sides[first_run],
+            "picture_key": np.frombuffer(self._name_keys, dtype=np.uint64)[first_run],
+        }
+
+
+def group(digests: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Rows with equal digests (R, 2) are one thing. The number of each row's thing, and the first row of each thing;
+    things are numbered as they first come."""
+    order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal rows stay in their order
+    ordered = digests[order]
+    starts = np.ones(len(order), dtype=bool)
+    starts[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    first_rows = order[starts]
+    by_appearance = np.argsort(first_rows, kind="stable")
+    number = np.empty(len(first_rows), dtype=np.int64)
+    number[by_appearance] = np.arange(len(first_rows))
+    things = np.empty(len(order), dtype=np.int64)
+    things[order] = number[np.cumsum(starts) - 1]
+    return things, first_rows[by_appearance]
+
+
+# --- pictures -------------------------------------------------------------------------------------------------
+
+
+class _Names(Sequence[str]):
+    """Of pictures, without a Python object for each."""
+
+    def __init__(self, content: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
+        self._content, self._starts, self._ends = content, starts, ends
+
+    def __len__(self) -> int:
+        return len(self._starts)
+
+    def __getitem__(self, number: Any) -> Any:
+        return self._content[self._starts[number] : self._ends[number]].decode("utf-8", errors="surrogateescape")
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[number] for number in range(len(self)))
+
+
+def _find_pictures(columns: Columns, names: _Names, layout: Layout) -> list[str]:
+    """Fill in where each picture lies, how large it is and when it was written; the roots that were needed. A picture
+    of one side is looked for first in a folder named after it."""
+    roots = [str(root) for root in find_roots(names, layout.roots)]
+    numbers = range(len(roots))
+    order = {side: sorted(numbers, key=lambda one: side_of(os.path.basename(roots[one])) != side) for side in range(4)}
+    root_of, sizes, mtimes = (np.array(columns[name]) for name in ("root", "size", "mtime"))
+    for picture, name in enumerate(names):
+        found = (0, -1, 0)
+        for number in order[int(columns["side"][picture])]:
+            size_bytes, mtime_ns = file_facts(os.path.join(roots[number], name))
+            if size_bytes >= 0:
+                found = (number, size_bytes, mtime_ns)
+                break
+        root_of[picture], sizes[picture], mtimes[picture] = found
+    columns |= {"root": root_of, "size": sizes, "mtime": mtimes}
+    return roots
+
+
+def _content_key(columns: Columns, names: _Names, roots: Sequence[str], picture: int) -> int:
+    """Equal for equal bytes; of what cannot be read, by its name."""
+    root, size_bytes = roots[columns["root"][picture]], int(columns["size"][picture])
+    in_shard = os.path.isfile(root)
+    path = root if in_shard else os.path.join(root, names[picture])
+    offset = int(columns["offset"][picture])
+    parts = [(0, size_bytes)]
+    if size_bytes > HASHED_BYTES:  # head, middle and tail
+        third = HASHED_BYTES // 3
+        parts = [(start, third) for start in (0, (size_bytes - third) // 2, size_bytes - third)]
+    try:
+        content = b"".join(read_part(path, offset + start, length) for start, length in parts)
+    except (OSError, ValueError):
+        content = names[picture].encode(errors="surrogateescape")
+    return key_of(content + str(size_bytes).encode())

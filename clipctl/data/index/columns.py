@@ -1,0 +1,189 @@
+"""Pictures and captions as memory-mapped columns: built once, opened in no time, no Python object a row. No torch."""
+
+import errno
+import json
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from clipctl import files
+from clipctl.data.formats.folders import survey
+from clipctl.data.source import Keys
+from clipctl.errors import DataError
+
+SCHEMA = "clipctl.index/1"
+META = "meta.json"
+META_LIMIT_BYTES = 200_000_000  # a million shards have long names
+CHECKED_PICTURES = 10_000  # up to so many are looked at again at every opening
+CHECKED_RUNS, RUN_PICTURES = 16, 64  # of more, so many runs of so many neighbours
+
+
+@dataclass
+class IndexFacts:
+    """What an index says about itself, besides its columns."""
+
+    source: str
+    format: str
+    words: str
+    roots: list[str]  # directories that names start from, or shards
+    sharded: bool
+    stamps: list[list[Any]]  # of the files it was made from
+    listing: str  # the digest of a directory's files, where they are the data
+    alphabet: str  # characters of all captions, in lower case
+    skipped: dict[str, int]  # rows left out, by reason
+    missing: int  # pictures that are not there
+    side_counts: list[int]  # pictures by side
+    hashed: bool  # pictures were compared by their bytes
+    fingerprint: str = ""  # of what training sees, and nothing of where it lies
+    state: str = ""  # changes whenever a picture's file was written
+    schema: str = SCHEMA
+
+
+class Index:
+    """P pictures and their C captions, as columns on disk."""
+
+    def __init__(self, path: Path, facts: IndexFacts) -> None:
+        self.path, self.facts = path, facts
+        # Of pictures: (P,). A name is a slice of `names.bin`.
+        self._roots = self._column("root")  # int32, the number in facts.roots
+        self._offsets = self._column("offset")  # int64, in a shard; 0 in a file
+        self.sizes = self._column("size")  # int64, bytes; -1 for a picture that is missing
+        self._mtimes_ns = self._column("mtime")  # int64
+        self.sides = self._column("side")  # uint8
+        self.picture_keys: Keys = self._column("picture_key")  # equal for equal pictures
+        self._name_starts, self._name_ends = self._column("name_start"), self._column("name_end")  # int64
+        self._names = np.memmap(path / "names.bin", dtype=np.uint8, mode="r").data
+        # Of captions in the order of pictures: those of picture p are rows[first[p] : first[p + 1]].
+        self.first_captions = self._column("first")  # int64, (P + 1,)
+        self.caption_rows = self._column("caption_row")  # int64, (C,)
+        # Of captions in the order in which they were read. A text is a slice of `captions.bin`.
+        self.row_keys: Keys = self._column("caption_key")  # (C,), equal for equal texts
+        self.row_lengths = self._column("caption_length")  # uint16, (C,), characters
+        self._caption_ends = self._column("caption_end")  # int64, (C + 1,)
+        self._texts = np.memmap(path / "captions.bin", dtype=np.uint8, mode="r").data
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Workers map the files themselves."""
+        return _reopened, (self.path,)
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def _column(self, name: str) -> Any:
+        return np.load(self.path / f"{name}.npy", mmap_mode="r").view(np.ndarray)  # memmap's own slices are slow
+
+    @property
+    def caption_count(self) -> int:
+        return len(self.caption_rows)
+
+    @property
+    def row_sizes(self) -> NDArray[np.int64]:
+        """(C,): bytes of each caption, in the order in which they were read."""
+        return np.asarray(np.diff(self._caption_ends))
+
+    def name(self, picture: int) -> str:
+        return _decoded(self._names[self._name_starts[picture] : self._name_ends[picture]])
+
+    def root(self, picture: int) -> str:
+        """The directory or shard it lies in."""
+        return self.facts.roots[int(self._roots[picture])]
+
+    def label(self, picture: int) -> str:
+        """The file, or the shard and the member."""
+        root, name = self.root(picture), self.name(picture)
+        return f"{root}/{name}" if self.facts.sharded else os.path.join(root, name)
+
+    def read(self, picture: int, limit_bytes: int) -> bytes:
+        """The first bytes of a picture as it lies on disk. Raises OSError."""
+        if not self.facts.sharded:
+            return read_part(self.label(picture), 0, limit_bytes)
+        return read_part(self.root(picture), int(self._offsets[picture]), min(limit_bytes, int(self.sizes[picture])))
+
+    def captions(self, picture: int) -> list[str]:
+        rows = self.caption_rows[int(self.first_captions[picture]) : int(self.first_captions[picture + 1])]
+        return [self.caption_at(int(row)) for row in rows]
+
+    def caption_at(self, row: int) -> str:
+        return _decoded(self._texts[self._caption_ends[row] : self._caption_ends[row + 1]])
+
+    def is_current(self) -> bool:
+        """Whether what it was made from is still there, unchanged."""
+        facts = self.facts
+        if facts.stamps != stamps_of(stamp[0] for stamp in facts.stamps):
+            return False
+        if facts.listing:
+            return facts.listing == survey(Path(facts.source)).digest
+        if facts.sharded:
+            return True
+        if len(self) <= CHECKED_PICTURES:
+            return self._is_unchanged(range(len(self)))
+        starts = range(0, len(self) - RUN_PICTURES, len(self) // CHECKED_RUNS)
+        # Mapped anew for each run: what the system reads around it does not stay in memory.
+        return all(Index(self.path, facts)._is_unchanged(range(start, start + RUN_PICTURES)) for start in starts)
+
+    def _is_unchanged(self, pictures: range) -> bool:
+        return all(
+            file_facts(self.label(picture)) == (int(self.sizes[picture]), int(self._mtimes_ns[picture]))
+            for picture in pictures
+        )
+
+
+def _decoded(content: memoryview) -> str:
+    return bytes(content).decode("utf-8", errors="surrogateescape")
+
+
+def read_part(path: str, offset: int, limit_bytes: int) -> bytes:
+    """Of a plain file: a pipe would never answer. Raises OSError."""
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
+    with open(descriptor, "rb", buffering=0) as file:
+        mode = os.fstat(descriptor).st_mode
+        if not stat.S_ISREG(mode):
+            raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "not a plain file")
+        file.seek(offset)
+        return file.read(limit_bytes)
+
+
+def file_facts(path: str) -> tuple[int, int]:
+    """Bytes and time of change; -1 where there is nothing. What is no file counts as empty: it is there, and bad."""
+    try:
+        facts = os.stat(path)
+    except (OSError, ValueError):
+        return -1, 0
+    return (facts.st_size if stat.S_ISREG(facts.st_mode) else 0), facts.st_mtime_ns
+
+
+def stamps_of(paths: Iterable[str]) -> list[list[Any]]:
+    """What changes when a file is written, or a directory gets another one: like git, a look at its facts instead of
+    its bytes."""
+    stamps: list[list[Any]] = []
+    for path in paths:
+        try:
+            facts = os.stat(path)
+        except OSError:
+            stamps.append([path])
+            continue
+        size_bytes = 0 if stat.S_ISDIR(facts.st_mode) else facts.st_size
+        stamps.append([path, size_bytes, facts.st_mtime_ns, facts.st_ctime_ns])
+    return stamps
+
+
+def read_index(directory: Path) -> Index | None:
+    """None where there is none that can be used."""
+    try:
+        values = json.loads(files.read_bounded(directory / META, META_LIMIT_BYTES))
+        return Index(directory, IndexFacts(**values)) if values["schema"] == SCHEMA else None
+    except (OSError, ValueError, TypeError, KeyError, EOFError):
+        return None
+
+
+def _reopened(directory: Path) -> Index:
+    index = read_index(directory)
+    if index is None:
+        raise DataError(f"{directory} is gone: the data changed while the training started", "start it again")
+    return index
