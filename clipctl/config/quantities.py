@@ -72,4 +72,4 @@ class Interval:
         return cls(count, typing.cast(Any, match[2] or match[4]))
 
     def __str__(self) -> str:
-        return f"{self.count:.15g}{self.unit}"
+        return f"{self.count:.12f}".rstrip("0").rstrip(".") + self.unit
