@@ -25,7 +25,7 @@ import torch
 from clipctl.bench.measure import BenchRequest, bench
 from clipctl.bench.operations import OPERATIONS
 from clipctl.hardware import cpu
-from clipctl.training.step import DTYPES
+from clipctl.hardware.devices import DTYPES
 
 SIDES = (512, 1000, 1024, 2048)
 LOOP_S = 0.3

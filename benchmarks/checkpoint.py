@@ -21,7 +21,7 @@ from clipctl.config.layers import Layer, resolve
 from clipctl.runs.checkpoint import NEEDED
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training.loop import make_state
+from clipctl.training.attempt import make_state
 from clipctl.training.plan import make_plan
 from clipctl.training.state import nonfinite_tensors, write_checkpoint
 

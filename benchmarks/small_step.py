@@ -19,16 +19,16 @@ import transformers
 from transformers import CLIPConfig, CLIPModel
 
 from clipctl.config.layers import Layer, resolve
-from clipctl.data.images import normalise
-from clipctl.data.loader import Batch
+from clipctl.data.batch import Batch
 from clipctl.hardware import cpu
-from clipctl.training.loop import make_loader, make_state
+from clipctl.model.encoder import normalise
+from clipctl.training.attempt import make_loader, make_state
 from clipctl.training.plan import make_plan
 from clipctl.training.step import train_step
 
 
 def transformers_model(plan) -> CLIPModel:
-    model, tokenizer = plan.config.model, plan.tokenizer
+    model, tokenizer = plan.config.model, plan.data.tokenizer
     shared = {"hidden_act": model.activation, "projection_dim": model.embed_dim, "attention_dropout": 0.0}
 
     def tower(config):
@@ -65,10 +65,10 @@ def serve(side: str, preset: str, pipe) -> None:
     runtime = {"runtime.device": "cpu", "runtime.precision": "fp32", "runtime.compile": side == "compiled"}
     plan = make_plan(resolve([Layer("--preset", {"preset": preset, **runtime})]))
     batch = next(make_loader(plan).epoch(1))
-    padding = torch.zeros(len(batch.tokens), plan.tokenizer.context - batch.tokens.shape[1], dtype=torch.int64)
+    padding = torch.zeros(len(batch.tokens), plan.data.tokenizer.context - batch.tokens.shape[1], dtype=torch.int64)
     whole = Batch(batch.images, torch.cat([batch.tokens, padding], dim=1))
     if side == "transformers":
-        torch.set_num_threads(int(plan.threads.value))
+        torch.set_num_threads(int(plan.placement.threads.value))
         model = transformers_model(plan)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, weight_decay=0.01, fused=True)
         images = normalise(whole.images)
@@ -78,7 +78,7 @@ def serve(side: str, preset: str, pipe) -> None:
         steps = {f"{side}, {batch.tokens.shape[1]} tokens": lambda: train_step(state, batch, lr=1e-4)}
         if side == "clipctl":
             steps = {"clipctl, 77 tokens": lambda: train_step(state, whole, lr=1e-4), **steps}
-    pipe.send((list(steps), f"{plan.parameters:,} parameters, batch {len(batch.images)}", len(batch.images)))
+    pipe.send((list(steps), f"{plan.forecast.parameters:,} parameters, batch {len(batch.images)}", len(batch.images)))
     while (name := pipe.recv()) is not None:
         started = time.perf_counter()
         steps[name]()

@@ -6,6 +6,7 @@ import torch
 
 from clipctl.config.layers import Layer, resolve
 from clipctl.config.sections import TrainConfig
+from clipctl.training.session import Session
 
 # Plain text from Rich whatever the surroundings are.
 os.environ.update(TTY_COMPATIBLE="0", COLUMNS="100")
@@ -40,3 +41,8 @@ def _one_thread() -> None:
 @pytest.fixture
 def micro() -> TrainConfig:
     return resolve([Layer("test", MICRO)])
+
+
+def train(plan, run, watcher=None, *, resume_from=None):
+    """Carry out a plan in a run directory, without looking at memory, disk and device again."""
+    return Session(plan, run.path.parent, run=run, checkpoint=resume_from, is_checked=True).train(watcher)

@@ -13,7 +13,7 @@ PACKAGE = Path(clipctl.__file__).parent
 
 # A part may import from rows above its own, and from itself; parts on one row never import each other.
 LAYERS = [
-    {"errors"},
+    {"errors", "progress"},
     {"files", "config"},
     {"runs", "hardware"},
     {"data", "model"},

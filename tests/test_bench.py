@@ -27,7 +27,8 @@ from clipctl.errors import DataError
 from clipctl.hardware.devices import open_device
 from clipctl.hardware.profile import Machine, load_profile
 from clipctl.model import cost
-from clipctl.model.forecast import CostModel, Setting
+from clipctl.model.forecast import CostModel
+from clipctl.model.workload import Setting
 
 QUICK = ("bench", "--sizes", "2000", "20000", "--threads", "1")
 
@@ -383,9 +384,9 @@ def test_bench_results_from_elsewhere_are_flagged(saved, tmp_path):
 
 def test_a_saved_benchmark_forecasts_like_the_one_that_was_kept():
     probe = StepProbe("tiny", 8)
-    measured = replace(row("step", 8, 0.25), operation="tiny", text_tokens=60, model=steps.model_keys(probe.job.model))
+    measured = replace(row("step", 8, 0.25), operation="tiny", workload=probe.workload.to_dict())
     profile = profile_of(BenchResult(Machine.here(), [measured]))
-    assert CostModel(profile).step_s(Setting("cpu", "fp32", 2), probe.job).value == 0.25
+    assert CostModel(profile).step_s(Setting("cpu", "fp32", 2), probe.workload).value == 0.25
 
 
 @pytest.mark.parametrize("parameters", [100_000, 5_000_000, 50_000_000, 150_000_000, 10**9, 3 * 10**9])

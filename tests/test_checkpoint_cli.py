@@ -16,9 +16,8 @@ from clipctl.config.layers import Layer, resolve
 from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, sha256
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training import loop
 from clipctl.training.plan import make_plan
-from tests.conftest import MICRO
+from tests.conftest import MICRO, train
 from tests.test_runs import rewrite_manifest
 
 
@@ -28,7 +27,7 @@ def trained(tmp_path_factory):
     for name, rate in (("alpha", 1e-3), ("beta", 2e-3)):
         settings = {**MICRO, "optim.lr": rate, "save.every": "2s", "save.keep_last": 9}
         run = RunDir.create(root, "tiny", name)
-        loop.train(make_plan(resolve([Layer("test", settings)])), run)
+        train(make_plan(resolve([Layer("test", settings)])), run)
         run.release()
     return root
 

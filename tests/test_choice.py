@@ -13,7 +13,7 @@ from clipctl.config.layers import Layer, resolve
 from clipctl.hardware.devices import open_device
 from clipctl.hardware.profile import Rates, load_profile, update_profile
 from clipctl.hardware.timing import Timing
-from clipctl.model.forecast import Job, Setting
+from clipctl.model.workload import Setting, Workload
 from clipctl.training import choice
 from clipctl.training.choice import Decision, decide
 from clipctl.training.state import LossScale
@@ -34,8 +34,8 @@ def machine(monkeypatch):
 
     pretended = SimpleNamespace(gflops={"fp32": 100.0, "bf16": 300.0, "fp16": 3.0}, seconds={}, trials=[])
 
-    def steps(config, job, settings, *, limit_s, min_samples=3):
-        pretended.trials.append((list(settings), job))
+    def steps(config, workload, settings, *, limit_s, min_samples=3):
+        pretended.trials.append((list(settings), workload))
         found = {one: pretended.seconds[one.precision, one.threads] for one in settings}
         return {one: Timing(seconds, (seconds,) * 3) for one, seconds in found.items()}
 
@@ -51,14 +51,14 @@ def decided(preset="tiny", steps=100_000, **runtime) -> Decision:
     config = resolve([Layer("test", {"preset": preset, **{f"runtime.{key}": value for key, value in runtime.items()}})])
     model = replace(config.model, text=replace(config.model.text, vocab_size=33))
     config = replace(config, model=model)
-    return decide(config, Job(model, config.train.batch_size, 60), steps)
+    return decide(config, Workload(model, config.train.batch_size, 60), steps)
 
 
 def test_a_faster_precision_is_chosen_if_measured_faster(machine):
     machine.seconds = {("fp32", 2): 0.10, ("bf16", 2): 0.05, ("bf16", 1): 0.09}
     found = decided()
     assert found.precision.value == "bf16"
-    assert found.precision.reason == "measured 0.05 s a step, fp32 0.1 s"
+    assert found.precision.reason == "measured 0.05 s per step, fp32 0.1 s"
     assert (found.device.label, found.device.reason) == ("cpu", "no accelerator found")
 
 
@@ -95,27 +95,27 @@ def test_one_thread_is_chosen_where_two_only_wait_for_each_other(machine):
     machine.seconds = {("fp32", 2): 0.010, ("fp32", 1): 0.006}
     update_profile(lambda kept: kept.with_steps([slow_start(2), slow_start(16), slow_start(48)]))
     found = decided()
-    assert (found.threads.value, found.threads.reason) == (1, "measured 0.006 s a step, 2 threads 0.01 s")
+    assert (found.threads.value, found.threads.reason) == (1, "measured 0.006 s per step, 2 threads 0.01 s")
 
 
 def slow_start(batch_size):
     """A machine on which starting an operation is what takes the time."""
     model = resolve([Layer("test", {"model.text.vocab_size": 33})]).model
-    return sample_of(Setting("cpu", "fp32", 2), Job(model, batch_size, 60), Timing(0.01, (0.01,) * 3))
+    return sample_of(Setting("cpu", "fp32", 2), Workload(model, batch_size, 60), Timing(0.01, (0.01,) * 3))
 
 
 def test_what_is_too_large_to_try_is_tried_in_small(machine):
     machine.seconds = {("fp32", 2): 1.0, ("bf16", 2): 0.5, ("bf16", 1): 0.9}
     decided("large", steps=10_000)
-    for settings, job in machine.trials:
-        assert job.model.image.depth <= 2 and job.model.image.width == 1024 and len(settings) > 1
+    for settings, workload in machine.trials:
+        assert workload.model.image.depth <= 2 and workload.model.image.width == 1024 and len(settings) > 1
 
 
-def test_a_run_that_recomputes_is_decided_by_steps_that_do_not(machine):
+def test_a_run_that_recomputes_is_decided_by_steps_that_recompute(machine):
     machine.seconds = {("fp32", 2): 1.0, ("bf16", 2): 0.5, ("bf16", 1): 0.9}
     config = resolve([Layer("test", {"model.text.vocab_size": 33, "runtime.recompute": "true"})])
-    found = decide(config, Job(config.model, 27, 60, recompute=True), 10_000)
-    assert machine.trials and not any(job.recompute for _, job in machine.trials)
+    found = decide(config, Workload(config.model, 27, 60, recompute=True), 10_000)
+    assert machine.trials and all(workload.recompute for _, workload in machine.trials)
     assert found.precision.value == "bf16"
 
 
@@ -126,19 +126,19 @@ def test_a_short_run_measures_nothing(machine):
 
 def test_a_run_goes_on_as_it_began(machine):
     config = resolve([Layer("test", {"model.text.vocab_size": 33})])
-    job = Job(config.model, 27, 60)
-    found = decide(config, job, 1000, before=Setting("cpu", "bf16", 1))
+    workload = Workload(config.model, 27, 60)
+    found = decide(config, workload, 1000, before=Setting("cpu", "bf16", 1))
     assert (found.precision.value, found.threads.value) == ("bf16", 1)
     assert found.precision.reason == found.threads.reason == found.device.reason == "as the run began"
-    gone = decide(config, job, 5, before=Setting("mps", "fp16", 1))
+    gone = decide(config, workload, 5, before=Setting("mps", "fp16", 1))
     assert gone.device.label == "cpu" and gone.precision.value == "fp32"
 
 
 def test_a_cut_job_keeps_every_shape_but_the_depth():
-    job = Job(resolve([Layer("test", {"preset": "large"})]).model, 64, 60)
-    small = job.cut(batch_size=4)
+    workload = Workload(resolve([Layer("test", {"preset": "large"})]).model, 64, 60)
+    small = workload.cut(batch_size=4)
     assert (small.model.image.depth, small.model.text.depth, small.batch_size) == (2, 2, 4)
-    assert replace(small.model.image, depth=24) == job.model.image and small.cut() == small
+    assert replace(small.model.image, depth=24) == workload.model.image and small.cut() == small
 
 
 # --- the real machine -----------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ started = time.perf_counter()
 rates = {precision: probe_rates(open_device("cpu"), precision, 1).gflops for precision in ("fp32", "bf16", "fp16")}
 spent = time.perf_counter() - started
 plan = make_plan(resolve([Layer("test", {})]))
-print(plan.precision.value, rates["bf16"] < rates["fp32"] / 5, spent)
+print(plan.placement.precision.value, rates["bf16"] < rates["fp32"] / 5, spent)
 """
 
 
@@ -182,15 +182,15 @@ def test_rates_are_of_the_right_order():
 
 def test_steps_are_timed_for_every_setting(micro):
     model = replace(micro.model, text=replace(micro.model.text, vocab_size=33))
-    job = Job(model, 4, 20)
+    workload = Workload(model, 4, 20)
     settings = [Setting("cpu", precision, 1) for precision in ("fp32", "bf16", "fp16")]
-    found = time_steps(micro, job, settings, limit_s=0.0)
+    found = time_steps(micro, workload, settings, limit_s=0.0)
     assert set(found) == set(settings) and all(len(one.samples_s) == 3 for one in found.values())
 
 
 def test_a_trial_batch_has_the_shapes_of_its_job(micro):
     model = replace(micro.model, text=replace(micro.model.text, vocab_size=33))
-    batch = trial_batch(Job(model, 5, 20))
+    batch = trial_batch(Workload(model, 5, 20))
     assert batch.images.shape == (5, 16, 16, 3) and batch.tokens.shape == (5, 20)
     assert (batch.tokens.argmax(dim=1) == 19).all() and int(batch.tokens.max()) == 32
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 
 from clipctl.cli.app import app
 from clipctl.cli.views import units
+from clipctl.hardware import devices
 from tests.conftest import MICRO
 
 SETTINGS = [argument for key, value in MICRO.items() for argument in ("--set", f"{key}={value}")]
@@ -46,7 +48,8 @@ def test_train_writes_a_run_and_prints_its_score(tmp_path):
 
 @pytest.mark.parametrize(("pictures", "commands"), [("synthetic:40", 4), ("synthetic:2000", 3)])
 def test_what_was_just_done_is_not_suggested_next(tmp_path, pictures, commands):
-    done = clipctl("train", pictures, *SETTINGS, "--steps", "1", cwd=tmp_path)
+    settings = [f"--set={key}={value}" for key, value in MICRO.items() if key != "data.source"]
+    done = clipctl("train", pictures, *settings, "--steps", "1", cwd=tmp_path)
     assert done.stdout.count("\n  clipctl ") == commands, done.stderr
 
 
@@ -62,9 +65,10 @@ def test_json_is_one_document_on_stdout(tmp_path):
 def test_dry_run_prints_the_plan_and_writes_nothing(tmp_path):
     done = clipctl("train", "--dry-run", cwd=tmp_path)
     assert done.returncode == 0
-    for text in ("parameters", "216 pictures", "24 held out", "no accelerator", "chance loss", "activations"):
-        if text != "no accelerator":
-            assert text in done.stdout
+    for text in ("parameters", "216 pictures", "24 held out", "device", "chance loss", "activations"):
+        assert text in done.stdout
+    if devices.labels() == ["cpu"]:
+        assert "no accelerator found" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
@@ -139,7 +143,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
 
 
 def test_an_unexpected_failure_is_no_traceback_unless_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("clipctl.training.plan.make_plan", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("clipctl.training.session.make_plan", lambda *_, **__: 1 / 0)
     done = invoke("train")
     assert done.exit_code == 1 and "ZeroDivisionError" in done.stderr and "Traceback" not in done.stderr
     assert "Traceback" in invoke("train", CLIPCTL_DEBUG="1").stderr
@@ -205,3 +209,35 @@ def test_commands_start_without_what_they_do_not_need(words, tmp_path):
 )
 def test_a_share_below_one_per_cent_is_not_called_nothing(share, words):
     assert units.percent(share) == words
+
+
+# --- completion -----------------------------------------------------------------------------------------------
+
+COMPLETIONS = {
+    "bash": "source {script}; COMP_WORDS=(clipctl {words}); COMP_CWORD={last}; _clipctl; "
+    'printf "%s\\n" "${{COMPREPLY[@]}}"',
+    "fish": 'source {script}; complete -C "clipctl {words}"',
+    # zsh completes only at a prompt; there the words that would be offered are caught.
+    "zsh": "compdef() {{ :; }}; compadd() {{ shift; print -l -- $@; }}; _files() {{ :; }}; source {script}; "
+    "words=(clipctl {words}); CURRENT=$#words; _clipctl",
+}
+
+
+@pytest.mark.parametrize("shell", COMPLETIONS)
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("checkpoint v", "verify"), ("train --batch", "--batch-size"), ("recommend-device --par", "--params")],
+)
+def test_shells_complete_commands_and_options(shell, words, offered, tmp_path):
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed")
+    script = tmp_path / "script"
+    script.write_text(invoke("completion", shell).stdout)
+    code = COMPLETIONS[shell].format(script=script, words=words, last=len(words.split()))
+    done = subprocess.run([shell, "-c", code], capture_output=True, text=True, cwd=tmp_path)
+    assert offered in [line.split("\t")[0] for line in done.stdout.splitlines()], done.stderr
+
+
+def test_an_unknown_shell_is_refused():
+    done = invoke("completion", "tcsh")
+    assert done.exit_code == 2 and "shells: bash, zsh, fish" in done.stderr

@@ -9,8 +9,8 @@ import torch
 
 from clipctl.errors import DeviceError
 from clipctl.hardware.devices import open_device
+from clipctl.model import compiling
 from clipctl.runs.rundir import RunDir
-from clipctl.training import compiling
 from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs
 from tests.test_training import changed, rows, run_training, weights
 

@@ -7,11 +7,12 @@ import torch
 from clipctl.config.sections import DataConfig
 from clipctl.data import tokenizers
 from clipctl.data.cache import RamCache
-from clipctl.data.images import MEAN, STD, Augmentation, augment, normalise
+from clipctl.data.images import Augmentation, augment
 from clipctl.data.loader import Collate, Pair, PairDataset, TrainLoader
 from clipctl.data.sampling import EpochSampler, Key, epoch_batches
 from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.data.tokenizers import PAD_ID, START_ID, UNKNOWN_ID, CharacterTokenizer
+from clipctl.model.encoder import MEAN, STD, normalise
 
 DRAWN = Augmentation.of(DataConfig(), drawn=True)
 

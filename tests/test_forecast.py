@@ -1,5 +1,6 @@
 """The cost model: prices that are known come out, and what is not known is said to be so."""
 
+import json
 from dataclasses import astuple, replace
 
 import pytest
@@ -11,29 +12,26 @@ from clipctl.model.forecast import (
     TRAINER_BYTES,
     CostModel,
     Estimate,
-    Job,
-    Setting,
+    apple_speedup,
     fit_prices,
-    model_keys,
-    parse_model,
-    prior_speedup,
     with_margin,
 )
+from clipctl.model.workload import Setting, Workload
 
 MACHINE = Machine("a CPU", 2, 24, "Linux x86_64", "2.13.0")
 FP32 = Setting("cpu", "fp32", 2)
 PRICES = (1 / 150e9, 1 / 9e9, 1 / 12e9, 45e-6)  # of a machine that never was
 
 
-def job(preset, batch_size, **depths):
+def workload(preset, batch_size, **depths):
     values = {"preset": preset, "model.text.vocab_size": 33} | {
         f"model.{tower}.depth": n for tower, n in depths.items()
     }
-    return Job(resolve([Layer("test", values)]).model, batch_size, 60)
+    return Workload(resolve([Layer("test", values)]).model, batch_size, 60)
 
 
 def true_s(one, prices=PRICES):
-    return sum(amount * price for amount, price in zip(astuple(one.work), prices, strict=True))
+    return sum(amount * price for amount, price in zip(astuple(cost.step_work(one)), prices, strict=True))
 
 
 def sample(one, setting=FP32, step_s=None, peak_bytes=None):
@@ -42,9 +40,7 @@ def sample(one, setting=FP32, step_s=None, peak_bytes=None):
         device=device,
         precision=precision,
         threads=threads,
-        model=model_keys(one.model),
-        batch_size=one.batch_size,
-        text_tokens=one.text_tokens,
+        workload=one.to_dict(),
         step_s=step_s or true_s(one),
         iqr_s=0.0,
         peak_bytes=peak_bytes,
@@ -53,14 +49,14 @@ def sample(one, setting=FP32, step_s=None, peak_bytes=None):
 
 
 MEASURED = [
-    job("tiny", 2),
-    job("tiny", 16),
-    job("tiny", 48),
-    job("small", 2),
-    job("small", 8, image=2, text=2),
-    job("small", 40, image=3, text=1),
+    workload("tiny", 2),
+    workload("tiny", 16),
+    workload("tiny", 48),
+    workload("small", 2),
+    workload("small", 8, image=2, text=2),
+    workload("small", 40, image=3, text=1),
 ]
-TARGETS = [job(preset, batch) for preset in ("tiny", "small", "base") for batch in (4, 12, 32)]
+TARGETS = [workload(preset, batch) for preset in ("tiny", "small", "base") for batch in (4, 12, 32)]
 
 
 def cost_model(samples=(), rates=()):
@@ -92,7 +88,7 @@ def test_a_machine_that_was_not_quiet_is_forecast_with_a_wider_interval():
 
 def test_far_from_what_was_measured_it_says_so_and_is_less_sure():
     model = cost_model([sample(one) for one in MEASURED[:3]])
-    near, far = model.step_s(FP32, job("tiny", 32)), model.step_s(FP32, job("huge", 32))
+    near, far = model.step_s(FP32, workload("tiny", 32)), model.step_s(FP32, workload("huge", 32))
     assert (near.basis, far.basis) == ("interpolated", "extrapolated")
     assert far.high / far.value > near.high / near.value
 
@@ -104,13 +100,13 @@ def test_without_a_measurement_the_prior_is_wide():
 
 def test_a_known_rate_moves_the_prior():
     slow, fast = (cost_model(rates=[Rates("cpu", "fp32", 2, gflops)]) for gflops in (20.0, 200.0))
-    target = job("base", 32)
+    target = workload("base", 32)
     assert slow.step_s(FP32, target).value > 5 * fast.step_s(FP32, target).value
 
 
 def test_another_precision_is_forecast_by_its_rate_and_unknown_without():
     samples, bf16 = [sample(one) for one in MEASURED], Setting("cpu", "bf16", 2)
-    target = job("base", 12)
+    target = workload("base", 12)
     assert cost_model(samples).step_s(bf16, target) is None
     rates = [Rates("cpu", "fp32", 2, 150.0), Rates("cpu", "bf16", 2, 1.5)]
     emulated = cost_model(samples, rates).step_s(bf16, target)
@@ -120,7 +116,7 @@ def test_another_precision_is_forecast_by_its_rate_and_unknown_without():
 def test_fewer_threads_are_slower_where_work_is_spread_over_them():
     model = cost_model([sample(one) for one in MEASURED])
     one_thread = Setting("cpu", "fp32", 1)
-    ratios = [model.step_s(one_thread, one).value / true_s(one) for one in (job("base", 12), job("tiny", 2))]
+    ratios = [model.step_s(one_thread, one).value / true_s(one) for one in (workload("base", 12), workload("tiny", 2))]
     assert 1.5 < ratios[0] <= 2.05
     assert ratios[1] < ratios[0]
 
@@ -130,12 +126,12 @@ def test_fewer_threads_are_slower_where_work_is_spread_over_them():
     [(1, 0.1), (49e6, 0.1), (50e6, 0.3), (150e6, 0.8), (300e6, 1.5), (500e6, 3.0), (9e9, 3.0)],
 )
 def test_the_notes_thresholds_are_the_prior_of_an_apple_gpu(parameters, speedup):
-    assert prior_speedup(parameters) == speedup
+    assert apple_speedup(parameters) == speedup
 
 
 def test_an_unmeasured_apple_gpu_follows_the_notes_and_other_accelerators_are_unknown():
     model = cost_model([sample(one) for one in MEASURED])
-    target = job("base", 12)
+    target = workload("base", 12)
     estimate = model.step_s(Setting("mps", "fp32", 2), target)
     assert estimate.value == pytest.approx(model.step_s(FP32, target).value / 0.8) and estimate.basis == "prior"
     assert model.step_s(Setting("cuda:0", "fp32", 2), target) is None
@@ -145,7 +141,7 @@ def test_a_measured_accelerator_needs_no_prior():
     mps = Setting("mps", "fp32", 2)
     prices = (1 / 2e12, 1 / 50e9, 1 / 50e9, 60e-6)
     model = cost_model([sample(one, mps, true_s(one, prices)) for one in MEASURED])
-    target = job("base", 12)
+    target = workload("base", 12)
     assert model.step_s(mps, target).value == pytest.approx(true_s(target, prices), rel=0.1)
     assert model.step_s(mps, target).basis == "interpolated"
 
@@ -157,7 +153,7 @@ def test_memory_is_calibrated_by_peaks():
     """A machine whose torch takes 500 MiB, and whose activations take a tenth more than counted."""
 
     def peak(one):
-        need = cost.training_memory(one.model, one.batch_size, "fp32", one.text_tokens)
+        need = cost.training_memory(one)
         return round(500 * 2**20 + need.total_bytes + 0.1 * need.activations_bytes)
 
     plain = cost_model()
@@ -171,14 +167,14 @@ def test_memory_is_calibrated_by_peaks():
 
 
 def test_weights_gradients_and_moments_take_sixteen_bytes_a_parameter():
-    need = cost.training_memory(job("small", 12).model, 12)
+    need = cost.training_memory(workload("small", 12))
     fixed = need.weights_bytes + need.gradients_bytes + need.optimizer_bytes
-    assert fixed == 16 * cost.parameters(job("small", 12).model)
+    assert fixed == 16 * cost.parameters(workload("small", 12).model)
 
 
 @pytest.mark.parametrize("limit_gib", [1, 3, 8])
 def test_the_largest_batch_fits_and_the_next_does_not(limit_gib):
-    model, target = cost_model(), job("small", 12)
+    model, target = cost_model(), workload("small", 12)
     batch_size = model.largest_batch(FP32, target, limit_gib * 2**30)
     if limit_gib == 1:
         assert batch_size == 0
@@ -201,12 +197,13 @@ def test_fitted_prices_are_never_negative_and_miss_little():
 
 
 def test_a_model_survives_being_kept():
-    model = job("large", 2).model
-    assert parse_model(model_keys(model)) == model
+    model = workload("large", 2).model
+    one = replace(workload("tiny", 8), model=model, micro_batch=4, recompute=True, trained_share=0.5)
+    assert Workload.from_dict(json.loads(json.dumps(one.to_dict()))) == one
 
 
 def test_samples_that_this_version_does_not_understand_are_left_out():
-    strange = replace(sample(MEASURED[0]), model={"model.image.wings": 2})
+    strange = replace(sample(MEASURED[0]), workload={"model": {"model.image.wings": 2}})
     assert cost_model([strange]).step_s(FP32, TARGETS[0]).basis == "prior"
 
 

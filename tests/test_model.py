@@ -13,6 +13,7 @@ from clipctl.model import cost
 from clipctl.model.clip import Clip
 from clipctl.model.loss import Embeddings, batch_accuracy, sigmoid_loss, softmax_loss
 from clipctl.model.towers import Block, take
+from clipctl.model.workload import Workload
 
 SMALL = ModelConfig(
     image=ImageTowerConfig(size_px=16, patch_px=8, width=32, depth=2, heads=4),
@@ -67,7 +68,8 @@ def test_flops_are_those_torch_counts():
     # Its counter does not know the CPU's fused attention, so let it see the products that make it up.
     with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(torch.randn(1, 3, 16, 16), captions(1))
-    both = cost.image_work(SMALL, 1) + cost.text_work(SMALL, 1)
+    one = Workload(SMALL, 1, SMALL.text.context)
+    both = cost.image_work(one) + cost.text_work(one)
     assert 3 * counter.get_total_flops() == both.flops
 
 

@@ -8,7 +8,7 @@ import pytest
 from clipctl.config.sections import ModelConfig
 from clipctl.hardware import profile
 from clipctl.hardware.profile import DeviceFacts, Machine, Profile, Rates, StepSample, load_profile, update_profile
-from clipctl.model.forecast import model_keys
+from clipctl.model.workload import Workload
 
 
 @pytest.fixture(autouse=True)
@@ -18,9 +18,8 @@ def home(tmp_path, monkeypatch):
 
 
 def sample(batch_size=8, step_s=0.5, **others):
-    values = {"device": "cpu", "precision": "fp32", "threads": 2, "model": model_keys(ModelConfig())}
-    values |= {"text_tokens": 60, "iqr_s": 0.01, "peak_bytes": None, "saved_s": 1.0, **others}
-    return StepSample(batch_size=batch_size, step_s=step_s, **values)
+    values = {"device": "cpu", "precision": "fp32", "threads": 2, "iqr_s": 0.01, "peak_bytes": None, "saved_s": 1.0}
+    return StepSample(workload=Workload(ModelConfig(), batch_size, 60).to_dict(), step_s=step_s, **{**values, **others})
 
 
 def test_what_was_kept_is_found_again():
@@ -33,7 +32,10 @@ def test_what_was_kept_is_found_again():
 def test_of_equal_steps_the_newest_counts_and_a_known_peak_stays():
     kept = Profile(Machine.here()).with_steps([sample(step_s=1.0, peak_bytes=77), sample(batch_size=9)])
     kept = kept.with_steps([sample(step_s=2.0)])
-    assert [(one.batch_size, one.step_s, one.peak_bytes) for one in kept.steps] == [(9, 0.5, None), (8, 2.0, 77)]
+    assert [(one.workload["batch_size"], one.step_s, one.peak_bytes) for one in kept.steps] == [
+        (9, 0.5, None),
+        (8, 2.0, 77),
+    ]
 
 
 def test_rates_of_the_asked_number_of_threads_come_first():
@@ -49,8 +51,8 @@ def test_rates_of_the_asked_number_of_threads_come_first():
         b"{",
         b"[]",
         b"\xff\xfe",
-        b'{"schema": "clipctl.machine/2"}',
-        b'{"schema": "clipctl.machine/1", "machine": 3}',
+        b'{"schema": "clipctl.machine/3"}',
+        b'{"schema": "clipctl.machine/2", "machine": 3}',
         b"[" * 100_000,
     ],
 )

@@ -15,9 +15,8 @@ from clipctl.config.presets import PRESETS
 from clipctl.hardware.profile import Machine
 from clipctl.model import cost
 from clipctl.runs.rundir import RunDir
-from clipctl.training import loop
 from clipctl.training.plan import make_plan
-from tests.conftest import MICRO
+from tests.conftest import MICRO, train
 
 ROOT = Path(__file__).parent.parent
 
@@ -37,7 +36,7 @@ def runs(tmp_path_factory):
     """A place with one run, stopped and ready to go on, as the documents assume."""
     root = tmp_path_factory.mktemp("runs")
     run = RunDir.create(root, "tiny", "20261115-141503-tiny-a1f3")
-    loop.train(make_plan(resolve([Layer("test", MICRO)])), run)
+    train(make_plan(resolve([Layer("test", MICRO)])), run)
     run.write_status("stopped", attempt=1, step=6, total_steps=6)
     run.release()
     return root
@@ -54,7 +53,7 @@ def test_documented_commands_are_accepted(command, monkeypatch, runs, tmp_path):
         # Minutes of measuring are left out, what was typed is checked.
         monkeypatch.setattr("clipctl.bench.measure.bench", lambda request, tell: BenchResult(Machine.here(), []))
     if "--measure" in arguments:
-        monkeypatch.setattr("clipctl.bench.steps.measure_job", lambda *_: None)
+        monkeypatch.setattr("clipctl.bench.steps.measure_workload", lambda *_: None)
     done = CliRunner().invoke(app, [*arguments, *extra.get(arguments[0], [])])
     if arguments[0] == "stop":  # the run of this test is not live
         assert done.exit_code == 2 and "is not running" in done.stderr

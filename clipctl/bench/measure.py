@@ -20,12 +20,11 @@ from clipctl.bench.steps import CALIBRATION, Group, measure_probes
 from clipctl.config.sections import PRECISIONS
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import devices
-from clipctl.hardware.devices import Device
+from clipctl.hardware.devices import DTYPES, Device
 from clipctl.hardware.memory import keep_freed_memory
 from clipctl.hardware.profile import Machine, Rates, now_s, update_profile
 from clipctl.hardware.sensors import BUSY_CORES, OtherLoad
 from clipctl.hardware.timing import Stopwatch, Timing, time_in_turns
-from clipctl.training.step import DTYPES
 from clipctl.training.trial import probe_rates
 
 DEFAULT_SIZES = (100_000, 1_000_000, 10_000_000)

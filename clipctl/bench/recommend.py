@@ -3,41 +3,34 @@
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from clipctl.bench.results import BenchResult
 from clipctl.config.layers import Layer, resolve
 from clipctl.config.presets import PRESETS
-from clipctl.config.sections import ModelConfig, TrainConfig
+from clipctl.config.sections import LoopConfig, ModelConfig, TrainConfig
 from clipctl.errors import ConfigError
 from clipctl.hardware import memory
-from clipctl.hardware.profile import DeviceFacts, Profile, Rates, StepSample
-from clipctl.model import cost
-from clipctl.model.forecast import (
-    ASSUMED_TEXT_TOKENS,
-    WORTHWHILE,
-    CostModel,
-    Estimate,
-    Job,
-    Setting,
-    prior_speedup,
-    with_margin,
-)
+from clipctl.hardware.faults import product_limit
+from clipctl.hardware.profile import HYBRID, DeviceFacts, Profile, Rates, StepSample
+from clipctl.hardware.timing import Timing
+from clipctl.model import cost, ranking
+from clipctl.model.forecast import CostModel, Estimate, apple_speedup
+from clipctl.model.ranking import Confidence, Place, Verdict
+from clipctl.model.workload import ASSUMED_TEXT_TOKENS, Setting, Workload
 
 ASSUMED_PAIRS = 10_000
-SYSTEM_BYTES = 2 * 2**30  # of a machine's memory is taken by its system and other programs
+SYSTEM_BYTES = 2 * 2**30  # of a machine's memory that its system and other programs take
 SIZE_TOLERANCE = 0.2
 METAL_SHARE = 2 / 3  # of an Apple machine's memory that its GPU may take
 
-# The notes' table: a band of sizes, one that stands for it, and what they advise.
+# A band of sizes, one that stands for it, and the rule of thumb for it.
 BANDS = (
     ("Tiny", "below 10M", 5_000_000, "CPU"),
     ("Small", "10M to 100M", 50_000_000, "CPU"),
     ("Medium", "100M to 500M", 200_000_000, "test both"),
     ("Large", "above 500M", 1_000_000_000, "GPU"),
 )
-
-Confidence = Literal["high", "medium", "low"]
 
 
 @dataclass(frozen=True)
@@ -47,46 +40,50 @@ class Question:
     text_tokens: int = ASSUMED_TEXT_TOKENS
     precision: str = "auto"
     pairs: int = ASSUMED_PAIRS
+    epochs: int = LoopConfig.epochs
     memory_bytes: int | None = None  # of a machine to imagine
     devices: tuple[str, ...] | None = None  # None: those of this machine
 
     @property
-    def job(self) -> Job:
+    def workload(self) -> Workload:
         text = replace(self.model.text, vocab_size=self.model.text.vocab_size or cost.ASSUMED_VOCAB_SIZE)
         model = replace(self.model, text=text)
-        return Job(model, self.batch_size, min(self.text_tokens, text.context))
+        return Workload(model, self.batch_size, min(self.text_tokens, text.context))
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return math.ceil(self.pairs / self.batch_size)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    device: str
+    """A device, what the model would take on it, and whether it is only imagined."""
+
     name: str
     simulated: bool
-    precision: str
-    fits: bool
-    memory: cost.Memory
-    memory_bytes: int  # what it needs, margin included
-    memory_basis: str
-    available_bytes: int
-    step_s: Estimate | None
+    ranked: ranking.Candidate
     largest_batch: int
 
     @property
+    def device(self) -> str:
+        return self.ranked.setting.device
+
+    @property
     def margin_bytes(self) -> int:
-        return max(0, self.memory_bytes - self.memory.total_bytes)
+        return max(0, self.ranked.need_bytes - self.ranked.memory.total_bytes)
 
     def to_dict(self, steps_per_epoch: int) -> dict[str, Any]:
-        step = self.step_s
+        ranked, step = self.ranked, self.ranked.step_s
         return {
             "device": self.device,
             "name": self.name,
             "simulated": self.simulated,
-            "precision": self.precision,
-            "fits": self.fits,
-            "memory_bytes": self.memory_bytes,
-            "memory_basis": self.memory_basis,
-            "available_bytes": self.available_bytes,
-            "memory_split": {**asdict(self.memory), "margin_bytes": self.margin_bytes},
+            "precision": ranked.setting.precision,
+            "fits": ranked.fits,
+            "memory_bytes": ranked.need_bytes,
+            "memory_basis": ranked.memory_basis,
+            "available_bytes": ranked.available_bytes,
+            "memory_split": {**asdict(ranked.memory), "margin_bytes": self.margin_bytes},
             "step_s": step.value if step else None,
             "step_low_s": step.low if step else None,
             "step_high_s": step.high if step else None,
@@ -103,7 +100,7 @@ class Band:
     parameters: int
     step_s: dict[str, Estimate | None]  # by device
     fastest: str | None
-    notes: str
+    rule_of_thumb: str
 
 
 @dataclass(frozen=True)
@@ -131,7 +128,7 @@ class Recommendation:
                     "parameters": band.parameters,
                     "step_s": {device: one.value if one else None for device, one in band.step_s.items()},
                     "fastest": band.fastest,
-                    "notes": band.notes,
+                    "rule_of_thumb": band.rule_of_thumb,
                 }
                 for band in self.bands
             ],
@@ -141,41 +138,59 @@ class Recommendation:
 
 def recommend(question: Question, profile: Profile) -> Recommendation:
     """From what is known of a machine."""
-    model = CostModel(profile)
-    places = _places(question, profile)
-    candidates = [_candidate(question, model, facts, simulated) for facts, simulated in places]
-    device, confidence, reason = _choose(candidates, question)
+    model, workload = CostModel(profile), question.workload
+    found = _places(question, profile)
+    verdict, ranked = ranking.rank(
+        model,
+        workload,
+        [place for place, _, _ in found],
+        precision=question.precision,
+        threads=model.cores,
+        total_steps=question.epochs * question.steps_per_epoch,
+    )
+    candidates = [
+        Candidate(name, simulated, one, model.largest_batch(one.setting, workload, one.available_bytes))
+        for (_, name, simulated), one in zip(found, ranked, strict=True)
+    ]
+    fits = any(one.is_usable for one in ranked)
     return Recommendation(
-        device=device,
-        confidence=confidence,
-        reason=reason,
+        device=verdict.setting.device if fits else None,
+        confidence=verdict.confidence,
+        reason=verdict.reason if fits else _way_out(question, model, candidates),
         parameters=cost.parameters(question.model),
-        steps_per_epoch=math.ceil(question.pairs / question.batch_size),
+        steps_per_epoch=question.steps_per_epoch,
         candidates=candidates,
-        bands=[_band(*band, question, model, [facts.kind for facts, _ in places]) for band in BANDS],
-        assumptions=list(_assumptions(question, profile, candidates)),
+        bands=[_band(*band, question, model, [one.device for one in candidates]) for band in BANDS],
+        assumptions=list(_assumptions(question, profile, candidates, verdict)),
     )
 
 
 # --- the devices ----------------------------------------------------------------------------------------------
 
 
-def _places(question: Question, profile: Profile) -> list[tuple[DeviceFacts, bool]]:
-    """Devices to compare, and whether each is only imagined."""
+def _places(question: Question, profile: Profile) -> list[tuple[Place, str, bool]]:
+    """Devices to compare, what they are called, and whether each is only imagined."""
     here = {facts.kind: facts for facts in profile.devices}
-    asked = question.devices or tuple(here) or ("cpu",)
+    asked = question.devices or (*here, *([HYBRID] if len(here) > 1 else [])) or ("cpu",)
     found = []
     for name in asked:
         kind = next((known for known in here if name in (known, known.split(":")[0])), name)
-        if kind not in here and kind.split(":")[0] not in ("cpu", "mps", "cuda"):
+        if kind not in (*here, HYBRID) and kind.split(":")[0] not in ("cpu", "mps", "cuda"):
             raise ConfigError(f"unknown device {kind!r}", f"here: {', '.join(here)}; mps and cuda can be imagined")
-        is_imagined = kind not in here or question.memory_bytes is not None
-        title = here[kind].name if kind in here else f"an imagined {kind}"
-        found.append((DeviceFacts(kind, title, _available(kind, question.memory_bytes, here)), is_imagined))
+        is_here = kind in here or (kind == HYBRID and len(here) > 1)
+        title = here[kind].name if kind in here else "pictures on the accelerator, captions on the CPU"
+        if not is_here:
+            title = f"an imagined {kind}"
+        accelerator = next((known for known in here if known != "cpu"), kind) if kind == HYBRID else kind
+        limit = product_limit(accelerator.split(":")[0], here[accelerator].name if accelerator in here else "")
+        place = Place(kind, _available(kind, question.memory_bytes, here), limit)
+        found.append((place, title, not is_here or question.memory_bytes is not None))
     return found
 
 
 def _available(kind: str, machine_bytes: int | None, here: dict[str, DeviceFacts]) -> int:
+    if kind == HYBRID:  # as much as its accelerator
+        kind = next((known for known in here if known != "cpu"), "mps")
     if machine_bytes is None:
         if kind == "cpu":
             return memory.available_bytes()
@@ -185,110 +200,62 @@ def _available(kind: str, machine_bytes: int | None, here: dict[str, DeviceFacts
     return round(METAL_SHARE * machine_bytes) if kind == "mps" else machine_bytes
 
 
-def _candidate(question: Question, model: CostModel, facts: DeviceFacts, simulated: bool) -> Candidate:
-    setting = _setting(question, model, facts.kind)
-    split, need = model.memory(setting, question.job)
-    need_bytes = round(with_margin(need.value))
-    return Candidate(
-        device=facts.kind,
-        name=facts.name,
-        simulated=simulated,
-        precision=setting.precision,
-        fits=need_bytes <= facts.memory_bytes,
-        memory=split,
-        memory_bytes=need_bytes,
-        memory_basis=need.basis,
-        available_bytes=facts.memory_bytes,
-        step_s=model.step_s(setting, question.job),
-        largest_batch=model.largest_batch(setting, question.job, facts.memory_bytes),
-    )
-
-
-def _setting(question: Question, model: CostModel, device: str) -> Setting:
-    """fp32, unless another precision was asked for or is known to be faster."""
-    usual = Setting(device, "fp32", model.cores)
-    if question.precision != "auto":
-        return replace(usual, precision=question.precision)
-    plain = model.step_s(usual, question.job)
-    for precision in ("bf16", "fp16"):
-        other = replace(usual, precision=precision)
-        estimate = model.step_s(other, question.job)
-        if plain and estimate and estimate.is_sure and plain.is_sure and plain.value > WORTHWHILE * estimate.value:
-            return other
-    return usual
-
-
 # --- the answer -----------------------------------------------------------------------------------------------
 
 
-def _choose(candidates: Sequence[Candidate], question: Question) -> tuple[str | None, Confidence, str]:
-    fitting = [one for one in candidates if one.fits]
-    if not fitting:
-        best = max(candidates, key=lambda one: one.largest_batch)
-        way_out = (
-            f"a batch of {best.largest_batch} would fit on {best.device}" if best.largest_batch else "no batch does"
-        )
-        return None, "high", f"it fits nowhere at batch {question.batch_size}: {way_out}"
-    timed = sorted((one for one in fitting if one.step_s), key=lambda one: one.step_s.value)  # type: ignore[union-attr]
-    unknown = [one for one in fitting if not one.step_s]
-    for one in unknown:
-        if not timed or not one.simulated:  # what is there is usually there because it is fast
-            return one.device, "low", f"nothing was measured on {one.device}; --measure would tell"
-    best = timed[0]
-    assert best.step_s is not None
-    if len(timed) == 1:
-        others = [one.device for one in candidates if not one.fits]
-        words = f"it does not fit on {', '.join(others)}" if others else "there is no other device"
-        if unknown:
-            words = f"of {', '.join(one.device for one in unknown)} nothing is known"
-        return best.device, _confidence(best.step_s, None), words
-    second = timed[1]
-    assert second.step_s is not None
-    ratio = second.step_s.value / best.step_s.value
-    words = f"a step takes about {best.step_s.value:.3g} s, {ratio:.2g} × faster than on {second.device}"
-    if "prior" in (best.step_s.basis, second.step_s.basis):
-        words += " by the notes' thresholds, not by measurement"
-    return best.device, _confidence(best.step_s, second.step_s), words
+def _way_out(question: Question, model: CostModel, candidates: Sequence[Candidate]) -> str:
+    """What to change about a model that fits nowhere: a smaller batch, less kept in memory, a smaller model."""
+    best = max(candidates, key=lambda one: one.largest_batch)
+    setting, free_bytes = best.ranked.setting, best.ranked.available_bytes
+    ways = []
+    if best.largest_batch:
+        ways.append(f"a batch size of {best.largest_batch} would fit on {best.device}")
+    if model.largest_batch(setting, replace(question.workload, recompute=True), free_bytes) >= question.batch_size:
+        ways.append(f"--recompute would fit on {best.device}")
+    if not ways:
+        smaller = [preset for preset in PRESETS if _preset_fits(preset, question, model, setting, free_bytes)]
+        ways.append(f"the largest preset that fits is {smaller[-1]}" if smaller else "no preset fits")
+    return f"it fits nowhere at batch size {question.batch_size}: {'; '.join(ways)}"
 
 
-def _confidence(best: Estimate, second: Estimate | None) -> Confidence:
-    bases = {best.basis, second.basis} if second else {best.basis}
-    if "prior" in bases:
-        return "low"
-    if second and best.high >= second.low:
-        return "low"
-    return "high" if bases <= {"measured", "interpolated"} else "medium"
+def _preset_fits(preset: str, question: Question, model: CostModel, setting: Setting, free_bytes: int) -> bool:
+    other = replace(question, model=resolve([Layer("preset", {"preset": preset})]).model)
+    return model.largest_batch(setting, other.workload, free_bytes) >= question.batch_size
 
 
 def _band(
-    name: str, range: str, parameters: int, notes: str, question: Question, model: CostModel, devices: list[str]
+    name: str, range: str, parameters: int, rule: str, question: Question, model: CostModel, devices: list[str]
 ) -> Band:
-    job = replace(question.job, model=model_of_size(parameters))
-    estimates = {
-        device: model.step_s(_setting(replace(question, model=job.model), model, device), job) for device in devices
-    }
+    workload = replace(question.workload, model=model_of_size(parameters))
+    estimates = {}
+    for device in devices:
+        setting = Setting(device, "fp32" if question.precision == "auto" else question.precision, model.cores)
+        if question.precision == "auto":
+            setting = ranking.rank_precisions(model, workload, setting).setting
+        estimates[device] = model.step_s(setting, workload)
     known = {device: one.value for device, one in estimates.items() if one}
-    return Band(name, range, parameters, estimates, min(known, key=lambda one: known[one], default=None), notes)
+    return Band(name, range, parameters, estimates, min(known, key=lambda one: known[one], default=None), rule)
 
 
-def _assumptions(question: Question, profile: Profile, candidates: Sequence[Candidate]) -> list[str]:
+def _assumptions(question: Question, profile: Profile, candidates: Sequence[Candidate], verdict: Verdict) -> list[str]:
     image, text = question.model.image, question.model.text
     words = [
         f"image {image.width}×{image.depth} at {image.size_px} px in patches of {image.patch_px}, "
-        f"text {text.width}×{text.depth} over {text.vocab_size or cost.ASSUMED_VOCAB_SIZE:,} symbols",
-        f"batch {question.batch_size}, captions of {question.job.text_tokens} tokens, "
-        f"{question.pairs:,} pairs an epoch, {profile.machine.cores} threads",
+        f"text {text.width}×{text.depth}, vocabulary {text.vocab_size or cost.ASSUMED_VOCAB_SIZE:,}",
+        f"batch size {question.batch_size}, captions of {question.workload.text_tokens} tokens, "
+        f"{question.pairs:,} pairs per epoch, {verdict.setting.threads} threads",
     ]
     if question.memory_bytes is not None:
         words.append(f"simulated: a machine with {question.memory_bytes / 2**30:.3g} GiB of memory")
     imagined = [one.device for one in candidates if one.simulated and one.name.startswith("an imagined")]
     if imagined:
         words.append(f"simulated: this machine has no {', '.join(imagined)}")
-    if any(one.step_s and one.step_s.basis == "prior" and one.device == "mps" for one in candidates):
-        speedup = prior_speedup(cost.parameters(question.model))
-        words.append(f"prior: the notes say that an Apple GPU is {speedup:g} × as fast as the CPU at this size")
+    steps = [one.ranked.step_s for one in candidates if one.device == "mps"]
+    if any(step and step.basis == "prior" for step in steps):
+        speedup = apple_speedup(cost.parameters(question.model))
+        words.append(f"rule of thumb: an Apple GPU is {speedup:g} × as fast as its CPU at this size")
     if not profile.steps:
-        words.append("no training step was timed on this machine yet: clipctl bench does, in two minutes")
+        words.append("no training step was timed on this machine yet: run clipctl bench, which takes two minutes")
     return words
 
 
@@ -329,16 +296,14 @@ def profile_of(result: BenchResult) -> Profile:
             device=row.device,
             precision=row.dtype,
             threads=row.threads,
-            model=row.model,
-            batch_size=row.size,
-            text_tokens=row.text_tokens,
-            step_s=row.median_s,
+            workload=row.workload,
+            step_s=Timing(row.first_s, tuple(row.samples_s)).mean_s,
             iqr_s=row.iqr_s,
             peak_bytes=row.peak_bytes,
             saved_s=result.saved_s,
         )
         for row in result.results
-        if row.model and row.text_tokens
+        if row.workload
     ]
     rates = [Rates(one.device, one.dtype, one.threads, one.gflops) for one in result.peaks]
     # What they have free is not known: whoever asks imagines a machine with as much memory.

@@ -37,8 +37,7 @@ class Row:
     round_trip: list[float] | None = None  # samples with the data copied in and the result copied out
     error: float | None = None  # largest difference from the CPU's fp32 result (None), relative to its largest value
     peak_bytes: int | None = None  # of a step
-    text_tokens: int | None = None
-    model: dict[str, Any] | None = None  # of a step, by dotted key
+    workload: dict[str, Any] | None = None  # of a step
 
     @property
     def setting(self) -> str:

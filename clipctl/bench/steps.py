@@ -13,8 +13,10 @@ from clipctl.hardware import cpu
 from clipctl.hardware.devices import labels, open_device
 from clipctl.hardware.profile import StepSample, keep_steps, load_profile
 from clipctl.hardware.timing import Timing
+from clipctl.model import cost
 from clipctl.model.cost import ASSUMED_VOCAB_SIZE
-from clipctl.model.forecast import ASSUMED_TEXT_TOKENS, PROCESS_BYTES, CostModel, Job, Setting, model_keys
+from clipctl.model.forecast import PROCESS_BYTES, CostModel
+from clipctl.model.workload import ASSUMED_TEXT_TOKENS, Setting, Workload
 from clipctl.training.trial import Measured, Task, TrialProcess, sample_of
 
 STEP_LIMIT_S = 0.5  # where a step is timed once
@@ -44,9 +46,9 @@ class StepProbe:
         return replace(config, model=replace(config.model, text=text))
 
     @property
-    def job(self) -> Job:
+    def workload(self) -> Workload:
         config = self.config
-        return Job(config.model, self.batch_size, min(ASSUMED_TEXT_TOKENS, config.model.text.context))
+        return Workload(config.model, self.batch_size, min(ASSUMED_TEXT_TOKENS, config.model.text.context))
 
 
 # What forecasts are calibrated with: small and wide models, small and large batches, few and many weights. Wide models
@@ -92,7 +94,7 @@ def measure_probes(
                 known = timings.get((probe, setting))
                 timings[probe, setting] = known + timing if known else timing
     results.rows = [_row(*key, timing, peaks_bytes.get(key)) for key, timing in timings.items()]
-    samples = {key: sample_of(key[1], key[0].job, timing, peaks_bytes.get(key)) for key, timing in timings.items()}
+    samples = {key: sample_of(key[1], key[0].workload, timing, peaks_bytes.get(key)) for key, timing in timings.items()}
     keep_steps(list(samples.values()))
     return results
 
@@ -115,10 +117,10 @@ class _Visit:
 
     @property
     def need_bytes(self) -> int:
-        return PROCESS_BYTES + sum(probe.job.memory("fp32").total_bytes for probe in self.group)
+        return PROCESS_BYTES + sum(cost.training_memory(probe.workload).total_bytes for probe in self.group)
 
     def open(self) -> TrialProcess:
-        return TrialProcess([Task(probe.config, probe.job, self.settings) for probe in self.group])
+        return TrialProcess([Task(probe.config, probe.workload, self.settings) for probe in self.group])
 
 
 def _measured(
@@ -154,7 +156,7 @@ def _is_promising(device: str, precision: str, peaks: Sequence[Peak]) -> bool:
 
 
 def _row(probe: StepProbe, setting: Setting, timing: Timing, peak_bytes: int | None) -> Row:
-    work = probe.job.work
+    work = cost.step_work(probe.workload)
     return Row(
         suite="step",
         operation=probe.name,
@@ -169,25 +171,24 @@ def _row(probe: StepProbe, setting: Setting, timing: Timing, peak_bytes: int | N
         samples_s=list(timing.samples_s),
         gflops=work.flops / timing.median_s / 1e9,
         peak_bytes=peak_bytes,
-        text_tokens=probe.job.text_tokens,
-        model=model_keys(probe.job.model),
+        workload=probe.workload.to_dict(),
     )
 
 
 AFFORDABLE_STEP_S = 5.0
 
 
-def measure_job(
-    job: Job, precision: str, devices: Sequence[str] | None, tell: Callable[[str], None] = lambda line: None
+def measure_workload(
+    workload: Workload, precision: str, devices: Sequence[str] | None, tell: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Make real steps of a job on every device; where one would take too long, of two blocks of each tower."""
-    config = replace(resolve([]), model=job.model)
+    """Make real steps of a workload on every device; where one would take too long, of two blocks of each tower."""
+    config = replace(resolve([]), model=workload.model)
     threads, samples = cpu.usable_cores(), list[StepSample]()
     for name in devices or labels():
         device = open_device(name).label
         setting = Setting(device, "fp32" if precision == "auto" else precision, threads)
-        step = CostModel(load_profile()).step_s(setting, job)
-        chosen = job.cut() if step is None or step.value > AFFORDABLE_STEP_S else job
+        step = CostModel(load_profile()).step_s(setting, workload)
+        chosen = workload.cut() if step is None or step.value > AFFORDABLE_STEP_S else workload
         tell(f"measuring steps of batch {chosen.batch_size} in {setting.precision} on {device}")
         with closing(TrialProcess([Task(config, chosen, (setting,))])) as process:
             ((timings, peak_bytes),) = process.visit(limit_s=STEP_LIMIT_S)

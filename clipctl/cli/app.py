@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 import clipctl
-from clipctl.cli.commands import bench, checkpoint, data, doctor, monitor, recommend_device, train
+from clipctl.cli.commands import bench, checkpoint, completion, data, doctor, monitor, recommend_device, train
 from clipctl.cli.output import plain, prose
 from clipctl.cli.startup import LightCommand, SpreadCommand, already_false
 from clipctl.errors import ClipctlError, ExitCode
@@ -73,6 +73,7 @@ app.command("recommend-device", cls=SpreadCommand)(recommend_device.recommend_de
 app.command("monitor", cls=LightCommand)(monitor.monitor)
 app.command("runs", cls=LightCommand)(monitor.runs)
 app.command("stop", cls=LightCommand)(monitor.stop)
+app.command("completion", cls=LightCommand)(completion.completion)
 
 
 def _print_version(wanted: bool) -> None:

@@ -1,10 +1,16 @@
-"""Every option, once. Values stay text here; the config parses them, so that all mistakes are reported together."""
+"""Every option, once: its flag, the setting it stands for, and its help.
 
+Values stay text here; the config parses them, so that all mistakes are reported together.
+"""
+
+import inspect
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
+_DATA = "Data"
 _MODEL = "Model"
 _TRAINING = "Training"
 _CHECKPOINTS = "Checkpoints"
@@ -12,280 +18,201 @@ _MACHINE = "Machine"
 _RUN = "Run"
 
 
-def _option(flag: str, help: str, panel: str, metavar: str, envvar: str | None = None) -> Any:
+# --- flags that stand for settings ----------------------------------------------------------------------------
+
+
+class Flag(NamedTuple):
+    """A flag that sets one key of the config."""
+
+    flag: str
+    key: str
+    metavar: str
+    help: str
+    panel: str
+    has_variable: bool = False  # CLIPCTL_… in the environment sets it too
+    is_switch: bool = False  # takes no value; given, it means true
+
+    @property
+    def name(self) -> str:
+        return self.flag.removeprefix("--").replace("-", "_")
+
+    @property
+    def parameter(self) -> inspect.Parameter:
+        """As Typer reads it from a command's signature."""
+        variable = f"CLIPCTL_{self.name.upper()}" if self.has_variable else None
+        option = _option(self.flag, self.help, self.panel, self.metavar, variable)
+        annotation = Annotated[bool, option] if self.is_switch else Annotated[str | None, option]
+        return _parameter(self.name, annotation, False if self.is_switch else None)
+
+
+def _parameter(name: str, annotation: Any, default: Any) -> inspect.Parameter:
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+
+
+def _option(flag: str, help: str, panel: str | None, metavar: str, envvar: str | None = None) -> Any:
     return typer.Option(flag, help=help, rich_help_panel=panel, metavar=metavar, envvar=envvar, show_default=False)
 
 
-_DATA = "Data"
-Data = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="DATA",
-        help="A table, JSON, directory or tar shards; several are joined. Default: synthetic, or synthetic:PAIRS.",
-        show_default=False,
-    ),
-]
-DataToInspect = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="DATA",
-        help="A table, JSON, directory or tar shards, or synthetic; several are joined.",
-        show_default=False,
-    ),
-]
-DataFormat = Annotated[
-    str | None,
-    _option(
-        "--format",
-        "csv, tsv, pipe, flickr, jsonl, coco, karpathy, json, webdataset, imagefolder, sidecar or classes; "
-        "default: detected.",
-        _DATA,
-        "NAME",
-    ),
-]
-ImageColumn = Annotated[str | None, _option("--image-column", "Column or key of the pictures.", _DATA, "NAME")]
-CaptionColumn = Annotated[
-    str | None, _option("--caption-column", "Column or key of the captions; several with commas.", _DATA, "NAME")
-]
-ImageRoot = Annotated[str | None, _option("--image-root", "Where relative picture paths start.", _DATA, "DIR")]
-Separator = Annotated[
-    str | None, _option("--separator", "Separator of a table: ',' '|' ';' or tab.", _DATA, "CHARACTER")
-]
-Val = Annotated[str | None, _option("--val", "Held-out data of your own.", _DATA, "DATA")]
-ValFraction = Annotated[
-    str | None,
-    _option("--val-fraction", "Share of the pictures held out, at most 1,000 of them; default: 0.1.", _DATA, "SHARE"),
-]
-Tokenizer = Annotated[
-    str | None,
-    _option(
-        "--tokenizer",
-        "characters (default), bpe:4096 (300 or more), or a tokenizer.json.",
-        _DATA,
-        "NAME",
-        "CLIPCTL_TOKENIZER",
-    ),
-]
-Cache = Annotated[
-    str | None,
-    _option("--cache", "Decoded pictures: auto (default), ram, disk or off.", _DATA, "WHERE", "CLIPCTL_CACHE"),
-]
-DeepLook = Annotated[
-    bool, typer.Option("--deep", metavar="", help="Decode every picture, on all cores.", show_default=False)
-]
-Sheet = Annotated[
-    Path | None,
-    typer.Option("--sheet", metavar="FILE", help="Write a contact sheet: PNG or JPEG.", show_default=False),
-]
-Preset = Annotated[
-    str | None,
-    _option("--preset", "tiny (default), small, base, medium, large or huge.", _MODEL, "NAME", "CLIPCTL_PRESET"),
-]
+FORMATS = "csv, tsv, pipe, flickr, jsonl, coco, karpathy, json, webdataset, imagefolder, sidecar or classes"
+# How data are read, for every command that reads them.
+DATA_FLAGS = (
+    Flag("--format", "data.format", "NAME", f"{FORMATS}; default: detected.", _DATA),
+    Flag("--image-column", "data.image_column", "NAME", "Column or key of the pictures.", _DATA),
+    Flag("--caption-column", "data.caption_column", "NAME", "Column or key of the captions, comma-separated.", _DATA),
+    Flag("--image-root", "data.image_root", "DIR", "Directory that relative picture paths start from.", _DATA),
+    Flag("--separator", "data.separator", "CHARACTER", "Separator of a table: ',' '|' ';' or tab.", _DATA),
+    Flag("--val", "data.val", "DATA", "Held-out data of your own.", _DATA),
+    Flag("--val-fraction", "data.val_fraction", "SHARE", "Share to hold out, at most 1,000; default: 0.1.", _DATA),
+    Flag("--tokenizer", "data.tokenizer", "NAME", "characters (default), bpe:4096, or a tokenizer.json.", _DATA, True),
+)
+PRESET_FLAG = Flag("--preset", "preset", "NAME", "tiny (default), small, base, medium, large or huge.", _MODEL, True)
+TRAIN_FLAGS = (
+    *DATA_FLAGS,
+    Flag("--cache", "runtime.cache", "WHERE", "Decoded pictures: auto (default), ram, disk or off.", _DATA, True),
+    PRESET_FLAG,
+    Flag("--epochs", "train.epochs", "N", "Passes over the training data.", _TRAINING, True),
+    Flag("--steps", "train.steps", "N", "Stop after this many steps instead.", _TRAINING, True),
+    Flag("--batch-size", "train.batch_size", "N", "Batch size: pairs contrasted with each other.", _TRAINING, True),
+    Flag("--lr", "optim.lr", "RATE", "Peak learning rate.", _TRAINING, True),
+    Flag("--seed", "train.seed", "N", "Same seed and threads, same weights.", _TRAINING, True),
+    Flag("--save-every", "save.every", "N", "5e (default: epochs), 500s (steps) or 10m (minutes).", _CHECKPOINTS, True),
+    Flag("--keep-last", "save.keep_last", "N", "Newest checkpoints to keep; default: 2.", _CHECKPOINTS, True),
+    Flag("--keep-best", "save.keep_best", "N", "Best checkpoints to keep; default: 1.", _CHECKPOINTS, True),
+    Flag("--device", "runtime.device", "NAME", "auto (default: measured), cpu, mps, cuda:N or hybrid.", _MACHINE, True),
+    Flag("--precision", "runtime.precision", "NAME", "auto (default: measured), fp32, bf16 or fp16.", _MACHINE, True),
+    Flag("--threads", "runtime.threads", "N", "CPU threads; default: one per usable core.", _MACHINE, True),
+    Flag("--workers", "runtime.workers", "N", "Processes that prepare pictures; default: chosen.", _MACHINE, True),
+    Flag("--recompute", "runtime.recompute", "", "Much less memory for a third more work.", _MACHINE, is_switch=True),
+    Flag("--compile", "runtime.compile", "", "Use torch.compile; gains nothing on a CPU.", _MACHINE, is_switch=True),
+)
+
+
+def takes(*flags: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give a command these flags, --config and --set. They reach it as its first argument: layers of settings, those
+    of the file first, over them the flags (or their environment variables), over them --set."""
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def run(**values: Any) -> None:
+            from clipctl.config.layers import Layer, load_yaml, parse_assignments
+
+            file, assignments = values.pop("config"), values.pop("set")
+            given = [(flag, values.pop(flag.name)) for flag in flags]
+            layers = [load_yaml(file)] if file else []
+            if data := values.get("data"):
+                layers.append(Layer("DATA", {"data.source": data}))
+            layers += [Layer(flag.flag, {flag.key: value}) for flag, value in given if value not in (None, False)]
+            command([*layers, parse_assignments(assignments or [])], **values)
+
+        data, *own = list(inspect.signature(command).parameters.values())[1:]  # without the layers
+        shared = [_parameter("config", Config, None), _parameter("set", Set, None)]
+        signature = [data, *(flag.parameter for flag in flags), *shared, *own]
+        run.__name__, run.__doc__ = command.__name__, command.__doc__
+        run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
+            [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in signature]
+        )
+        return run
+
+    return decorate
+
+
+# --- options of single commands -------------------------------------------------------------------------------
+
+
+def _switch(flag: str, help: str, panel: str | None = None) -> Any:
+    return _option(flag, help, panel, "")
+
+
+def _argument(metavar: str, help: str) -> Any:
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+_PLACES = "A table, JSON, directory or tar shards; several are joined."
+Data = Annotated[list[str] | None, _argument("DATA", f"{_PLACES} Default: synthetic, built-in pictures.")]
+DataToInspect = Annotated[list[str], _argument("DATA", f"{_PLACES} Or synthetic, the built-in pictures.")]
+DeepLook = Annotated[bool, _switch("--deep", "Decode every picture, on all cores.")]
+Sheet = Annotated[Path | None, _option("--sheet", "Write a contact sheet: PNG or JPEG.", None, "FILE")]
 Config = Annotated[Path | None, _option("--config", "YAML file with settings.", _MODEL, "FILE", "CLIPCTL_CONFIG")]
 Set = Annotated[
     list[str] | None, _option("--set", "Any setting, such as optim.lr=1e-3. Repeatable.", _MODEL, "KEY=VALUE")
 ]
-Epochs = Annotated[str | None, _option("--epochs", "How often every pair is seen.", _TRAINING, "N", "CLIPCTL_EPOCHS")]
-Steps = Annotated[str | None, _option("--steps", "End after this many steps instead.", _TRAINING, "N", "CLIPCTL_STEPS")]
-BatchSize = Annotated[
-    str | None, _option("--batch-size", "Pairs that are told apart at once.", _TRAINING, "N", "CLIPCTL_BATCH_SIZE")
-]
-Lr = Annotated[str | None, _option("--lr", "Peak learning rate.", _TRAINING, "RATE", "CLIPCTL_LR")]
-Seed = Annotated[str | None, _option("--seed", "Same seed and threads, same weights.", _TRAINING, "N", "CLIPCTL_SEED")]
-SaveEvery = Annotated[
-    str | None,
-    _option(
-        "--save-every", "5e (default: epochs), 500s (steps) or 10m (minutes).", _CHECKPOINTS, "N", "CLIPCTL_SAVE_EVERY"
-    ),
-]
-KeepLast = Annotated[
-    str | None, _option("--keep-last", "Newest ones to keep; default: 2.", _CHECKPOINTS, "N", "CLIPCTL_KEEP_LAST")
-]
-KeepBest = Annotated[
-    str | None, _option("--keep-best", "Best ones to keep; default: 1.", _CHECKPOINTS, "N", "CLIPCTL_KEEP_BEST")
-]
-Device = Annotated[
-    str | None,
-    _option("--device", "auto (default: measured), cpu, mps, cuda:N or hybrid.", _MACHINE, "NAME", "CLIPCTL_DEVICE"),
-]
-Precision = Annotated[
-    str | None,
-    _option("--precision", "auto (default: measured), fp32, bf16 or fp16.", _MACHINE, "NAME", "CLIPCTL_PRECISION"),
-]
-Threads = Annotated[
-    str | None, _option("--threads", "CPU threads; default: one a usable core.", _MACHINE, "N", "CLIPCTL_THREADS")
-]
-Workers = Annotated[
-    str | None,
-    _option("--workers", "Processes that prepare pictures; default: chosen.", _MACHINE, "N", "CLIPCTL_WORKERS"),
-]
-Recompute = Annotated[
-    bool,
-    typer.Option(
-        "--recompute",
-        metavar="",
-        help="Much less memory for a third more work.",
-        rich_help_panel=_MACHINE,
-        show_default=False,
-    ),
-]
-Compile = Annotated[
-    bool,
-    typer.Option(
-        "--compile",
-        metavar="",
-        help="Use torch.compile; gains nothing on a CPU.",
-        rich_help_panel=_MACHINE,
-        show_default=False,
-    ),
-]
 RunsDir = Annotated[
-    str | None, _option("--runs-dir", "Where runs are kept; default: ./runs.", _RUN, "DIR", "CLIPCTL_RUNS")
+    str | None, _option("--runs-dir", "Directory of all runs; default: ./runs.", _RUN, "DIR", "CLIPCTL_RUNS")
 ]
 Name = Annotated[str | None, _option("--name", "Name of the run; default: time and preset.", _RUN, "NAME")]
 Resume = Annotated[
     str | None,
-    _option("--resume", "Go on with a run; without RUN, with the newest unfinished one.", _RUN, "[RUN[@STEP]]"),
+    _option("--resume", "Resume a run; without RUN, the newest unfinished one.", _RUN, "[RUN[@STEP]]"),
 ]
-AllowChange = Annotated[
-    bool,
-    typer.Option(
-        "--allow-change",
-        metavar="",
-        help="With --resume: take changed settings.",
-        rich_help_panel=_RUN,
-        show_default=False,
-    ),
-]
+AllowChange = Annotated[bool, _switch("--allow-change", "With --resume: accept changed settings or data.", _RUN)]
 AllowUnverifiedDevice = Annotated[
     bool,
-    typer.Option(
-        "--allow-unverified-device",
-        metavar="",
-        help="Train on a device that does not compute what the CPU does.",
-        rich_help_panel=_MACHINE,
-        show_default=False,
-    ),
+    _switch("--allow-unverified-device", "Train on a device whose results differ from the CPU's.", _MACHINE),
 ]
-Detach = Annotated[
-    bool,
-    typer.Option(
-        "--detach",
-        metavar="",
-        help="Train in the background; it outlives the terminal.",
-        rich_help_panel=_RUN,
-        show_default=False,
-    ),
+Detach = Annotated[bool, _switch("--detach", "Train in the background; it outlives the terminal.", _RUN)]
+DryRun = Annotated[bool, _switch("--dry-run", "Print the plan; create no run.", _RUN)]
+Json = Annotated[bool, _switch("--json", "Print one JSON document to stdout.", _RUN)]
+
+Run = Annotated[str | None, _argument("[RUN]", "Its name, or the beginning or end of it; default: the one running.")]
+RunToStop = Annotated[str, _argument("RUN", "Its name, or the beginning or end of it.")]
+Once = Annotated[bool, _switch("--once", "Print the dashboard once and exit.")]
+All = Annotated[bool, _switch("--all", "List all runs instead.")]
+Interval = Annotated[
+    float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Seconds between refreshes.")
 ]
-DryRun = Annotated[
-    bool,
-    typer.Option(
-        "--dry-run", metavar="", help="Print the plan and write nothing.", rich_help_panel=_RUN, show_default=False
-    ),
-]
-Run = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="[RUN]", help="By name or a part of it; default: the one that is running.", show_default=False
-    ),
-]
-RunToStop = Annotated[str, typer.Argument(metavar="RUN", help="By name or a part of it.", show_default=False)]
-Once = Annotated[bool, typer.Option("--once", metavar="", help="Print it once and leave.", show_default=False)]
-All = Annotated[bool, typer.Option("--all", metavar="", help="A table of all runs instead.", show_default=False)]
-Interval = Annotated[float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Between looks.")]
-Svg = Annotated[
-    Path | None, typer.Option("--svg", metavar="FILE", help="Write the dashboard as a picture.", show_default=False)
-]
+Svg = Annotated[Path | None, _option("--svg", "Save the dashboard as an SVG picture.", None, "FILE")]
 WaitSeconds = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for it.")]
-Runs = Annotated[
-    list[str] | None,
-    typer.Argument(metavar="[RUN]...", help="Runs by name or a part of it; default: all.", show_default=False),
-]
+
+Runs = Annotated[list[str] | None, _argument("[RUN]...", "Runs, by name or the beginning or end of it; default: all.")]
 Checkpoints = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[WHAT]...", help="Runs, RUN@best, RUN@last, RUN@STEP or directories; default: all.", show_default=False
-    ),
+    list[str] | None, _argument("[WHAT]...", "Runs, RUN@best, RUN@last, RUN@STEP or directories; default: all.")
 ]
-Checkpoint = Annotated[
-    str, typer.Argument(metavar="CHECKPOINT", help="RUN@best, RUN@last, RUN@STEP, RUN (its last) or a directory.")
-]
-OtherCheckpoint = Annotated[str, typer.Argument(metavar="OTHER", help="The one to compare it with.")]
-Deep = Annotated[
-    bool,
-    typer.Option("--deep", metavar="", help="Also look for NaN and infinities in every tensor.", show_default=False),
-]
-Yes = Annotated[bool, typer.Option("--yes", metavar="", help="Delete; otherwise only tell.", show_default=False)]
-KeepLastOf = Annotated[int, typer.Option("--keep-last", metavar="N", min=1, help="Newest ones to keep.")]
-KeepBestOf = Annotated[int, typer.Option("--keep-best", metavar="N", min=1, help="Best ones to keep.")]
-Json = Annotated[
-    bool,
-    typer.Option("--json", metavar="", help="One JSON document on stdout.", rich_help_panel=_RUN, show_default=False),
-]
+Checkpoint = Annotated[str, _argument("CHECKPOINT", "RUN@best, RUN@last, RUN@STEP, RUN (its last) or a directory.")]
+OtherCheckpoint = Annotated[str, _argument("OTHER", "The one to compare it with.")]
+Deep = Annotated[bool, _switch("--deep", "Also look for NaN and infinities in every tensor.")]
+Yes = Annotated[bool, _switch("--yes", "Really delete; without it, list what would go.")]
+KeepLastOf = Annotated[int, typer.Option("--keep-last", metavar="N", min=1, help="Newest checkpoints to keep.")]
+KeepBestOf = Annotated[int, typer.Option("--keep-best", metavar="N", min=1, help="Best checkpoints to keep.")]
+
 _MEASURE = "What to measure"
 _OUTPUT = "Output"
-
-
-def _several(flag: str, help: str, metavar: str) -> Any:
-    return typer.Option(flag, help=help, metavar=metavar, rich_help_panel=_MEASURE, show_default=False)
-
-
 Sizes = Annotated[
-    list[str] | None, _several("--sizes", "Elements: 1e6 1e7, or 1e5:1e8:7 for a range; without steps.", "N...")
+    list[str] | None, _option("--sizes", "Elements: 1e6 1e7, or 1e5:1e8:7 for a range; no steps.", _MEASURE, "N...")
 ]
 Suites = Annotated[
-    list[str] | None, _several("--suites", "elementwise, matmul, attention, step; default: all.", "NAME...")
+    list[str] | None,
+    _option("--suites", "elementwise, matmul, attention, step; default: all.", _MEASURE, "NAME..."),
 ]
-Devices = Annotated[list[str] | None, _several("--devices", "cpu, mps, cuda:0; default: all there are.", "NAME...")]
-Dtypes = Annotated[list[str] | None, _several("--dtypes", "fp32, bf16, fp16; default: all.", "NAME...")]
-ThreadCounts = Annotated[list[str] | None, _several("--threads", "Default: one, and one a core.", "N...")]
-Models = Annotated[list[str] | None, _several("--model", "Presets to step through; default: probes.", "PRESET...")]
-BatchSizes = Annotated[list[str] | None, _several("--batch-sizes", "Batches for --model; default: 8.", "N...")]
+Devices = Annotated[list[str] | None, _option("--devices", "cpu, mps, cuda:0; default: all.", _MEASURE, "NAME...")]
+Dtypes = Annotated[list[str] | None, _option("--dtypes", "fp32, bf16, fp16; default: all.", _MEASURE, "NAME...")]
+ThreadCounts = Annotated[
+    list[str] | None, _option("--threads", "Default: one thread, and one per core.", _MEASURE, "N...")
+]
+Models = Annotated[list[str] | None, _option("--model", "Presets to time training steps of.", _MEASURE, "PRESET...")]
+BatchSizes = Annotated[
+    list[str] | None, _option("--batch-sizes", "Batch sizes for --model; default: 8.", _MEASURE, "N...")
+]
 Format = Annotated[
     str, typer.Option("--format", metavar="NAME", help="table, md, csv or json.", rich_help_panel=_OUTPUT)
 ]
-Save = Annotated[
-    Path | None,
-    typer.Option(
-        "--save", metavar="FILE", help="Keep the results as JSON.", rich_help_panel=_OUTPUT, show_default=False
-    ),
-]
-Compare = Annotated[
-    Path | None,
-    typer.Option(
-        "--compare", metavar="FILE", help="Compare with kept results.", rich_help_panel=_OUTPUT, show_default=False
-    ),
-]
-Plot = Annotated[
-    Path | None,
-    typer.Option("--plot", metavar="FILE", help="Draw them: PNG or SVG.", rich_help_panel=_OUTPUT, show_default=False),
-]
+Save = Annotated[Path | None, _option("--save", "Save the results as JSON.", _OUTPUT, "FILE")]
+Compare = Annotated[Path | None, _option("--compare", "Compare with saved results.", _OUTPUT, "FILE")]
+Plot = Annotated[Path | None, _option("--plot", "Plot the results: PNG or SVG.", _OUTPUT, "FILE")]
+
 _QUESTION = "The model"
 _IMAGINED = "The machine"
-
-
-def _asked(flag: str, help: str, metavar: str, panel: str = _QUESTION) -> Any:
-    return typer.Option(flag, help=help, metavar=metavar, rich_help_panel=panel, show_default=False)
-
-
-Params = Annotated[str | None, _asked("--params", "How many parameters it has.", "150M")]
-PresetOf = Annotated[str | None, _asked("--preset", "tiny, small, base, medium, large or huge.", "NAME")]
-ConfigOf = Annotated[Path | None, _asked("--config", "YAML file with settings.", "FILE")]
-BatchSizeOf = Annotated[str | None, _asked("--batch-size", "Default: that of the preset.", "N")]
-PrecisionOf = Annotated[str, _asked("--precision", "auto (default), fp32, bf16 or fp16.", "NAME")]
-Pairs = Annotated[str | None, _asked("--pairs", "Pairs in an epoch; default: 10,000.", "N")]
-MemoryOf = Annotated[str | None, _asked("--memory", "Imagine a machine with this much memory.", "8G", _IMAGINED)]
+Params = Annotated[str | None, _option("--params", "Number of parameters.", _QUESTION, "150M")]
+PresetOf = Annotated[str | None, _option("--preset", "tiny, small, base, medium, large or huge.", _QUESTION, "NAME")]
+ConfigOf = Annotated[Path | None, _option("--config", "YAML file with settings.", _QUESTION, "FILE")]
+BatchSizeOf = Annotated[str | None, _option("--batch-size", "Default: the preset's.", _QUESTION, "N")]
+PrecisionOf = Annotated[str, _option("--precision", "auto (default), fp32, bf16 or fp16.", _QUESTION, "NAME")]
+Pairs = Annotated[str | None, _option("--pairs", "Pairs per epoch; default: 10,000.", _QUESTION, "N")]
+MemoryOf = Annotated[str | None, _option("--memory", "Imagine a machine with this much memory.", _IMAGINED, "8G")]
 DevicesOf = Annotated[
-    list[str] | None, _asked("--devices", "Devices to compare; mps and cuda can be imagined.", "NAME...", _IMAGINED)
+    list[str] | None,
+    _option("--devices", "Devices to compare; mps and cuda can be imagined.", _IMAGINED, "NAME..."),
 ]
-Results = Annotated[Path | None, _asked("--results", "What bench --save kept, maybe elsewhere.", "FILE", _IMAGINED)]
-Measure = Annotated[
-    bool,
-    typer.Option(
-        "--measure",
-        metavar="",
-        help="Make real steps of this model first.",
-        rich_help_panel=_IMAGINED,
-        show_default=False,
-    ),
+Results = Annotated[
+    Path | None, _option("--results", "Use what bench --save kept, maybe on another machine.", _IMAGINED, "FILE")
 ]
+Measure = Annotated[bool, _switch("--measure", "Time real steps of this model first.", _IMAGINED)]
+Shell = Annotated[str, _argument("SHELL", "bash, zsh or fish.")]

@@ -1,8 +1,6 @@
 """From the words a user types to the pairs they mean."""
 
 import os
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -10,20 +8,20 @@ import numpy as np
 
 from clipctl.config.quantities import parse_count
 from clipctl.config.sections import DataConfig, is_synthetic
+from clipctl.data.bad import check_bad
 from clipctl.data.formats.rows import TRAIN, Hints
 from clipctl.data.index.columns import Index
 from clipctl.data.index.source import IndexedSource
 from clipctl.data.index.store import open_index
-from clipctl.data.source import Source, Tell, silent
+from clipctl.data.sampling import MIN_PAIRS
+from clipctl.data.source import Source
 from clipctl.data.split import Leakage, divide, find_leakage, own_sides
 from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.errors import DataError
+from clipctl.progress import Tell, silent
 
 DEFAULT_SYNTHETIC_PAIRS = 240
 MAX_SYNTHETIC_PAIRS = 100_000  # there are 10,368 combinations; more pairs only repeat them in other shades
-MIN_PAIRS = 2  # on each side: with one pair there is nothing to confuse it with
-MAX_BAD_SHARE = 0.05  # of the pictures; with more, something is wrong with all of them
-LISTED_BAD = 10
 
 
 @dataclass(frozen=True)
@@ -134,29 +132,6 @@ def present(source: IndexedSource, missing: list[str]) -> IndexedSource:
     absent = np.flatnonzero(source.sizes < 0)
     missing += [source.label(int(index)) for index in absent]
     return source.without(absent)
-
-
-def check_bad(reasons: dict[str, str], pictures: int) -> None:
-    """Raise where more pictures are bad than a few."""
-    if len(reasons) <= MAX_BAD_SHARE * pictures:
-        return
-    is_lost = all(reason == "missing" for reason in reasons.values())
-    raise DataError(
-        f"{len(reasons):,} of {pictures:,} pictures cannot be used, more than {MAX_BAD_SHARE:.0%}: "
-        f"{bad_counts(reasons.values())}: {'; '.join(bad_lines(reasons))}",
-        "--image-root DIR says where they lie" if is_lost else "clipctl data inspect DATA --deep lists them all",
-    )
-
-
-def bad_lines(reasons: dict[str, str], limit: int = LISTED_BAD) -> list[str]:
-    """Pictures and why they cannot be used; of very many the first."""
-    lines = [f"{label} ({reason})" for label, reason in list(reasons.items())[:limit]]
-    return lines + ([f"and {len(reasons) - limit:,} more"] if len(reasons) > limit else [])
-
-
-def bad_counts(reasons: Iterable[str]) -> str:
-    """3 missing, 1 truncated."""
-    return ", ".join(f"{count:,} {reason}" for reason, count in Counter(reasons).most_common())
 
 
 def leakage_of(train: Source, val: Source) -> Leakage:

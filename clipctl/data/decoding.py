@@ -8,6 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
+from clipctl.data.bad import BadPictureError
+
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # none that starts another program
 FILE_LIMIT_BYTES = 256 * 2**20
 PIXEL_LIMIT = 150_000_000  # a 12,000 × 12,000 scan; more is a mistake or an attack
@@ -28,10 +30,6 @@ _UPRIGHT = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-
-
-class BadPictureError(Exception):
-    """A picture that cannot be used; the message is the reason, one of few."""
 
 
 def open_picture(content: bytes, least_px: int) -> Image.Image:

@@ -2,22 +2,14 @@
 
 import math
 from dataclasses import dataclass
-from functools import cache
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
 from clipctl.config.sections import DataConfig
 from clipctl.data.decoding import Pixels
 
-# Of OpenAI's training pictures; every CLIP implementation normalises with these.
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
-
-LUMA = (0.299, 0.587, 0.114)  # how bright red, green and blue look
-MIDDLE = 115.0  # the grey that contrast is changed around: the mean of those pictures
 MAX_RATIO = 2.0  # of a kept picture's sides; of longer ones the middle is taken
 CROP_RATIO = 4 / 3  # a random crop is up to so much wider than high, or higher than wide
 KEPT_SHARE = 8 / 7  # pictures are kept with sides by so much longer than the model's, so that crops stay sharp
@@ -117,28 +109,3 @@ def shifted(pixels: Pixels, rng: np.random.Generator, *, max_shift: float, max_z
     rows = np.clip(np.rint(from_middle - down), 0, side - 1).astype(np.intp)
     columns = np.clip(np.rint(from_middle - right), 0, side - 1).astype(np.intp)
     return np.asarray(pixels[rows][:, columns])
-
-
-def normalise(images: Tensor, jitter: Tensor | None = None) -> Tensor:
-    """Bytes (B, H, W, 3) to the contiguous floats (B, 3, H, W) that the image tower takes, on the same device.
-
-    `jitter` (B, 3) are factors of brightness, contrast and saturation: colours move away from or towards grey, then
-    from or towards the middle, then become brighter or darker. It is done here because here they are floats already.
-    """
-    mean, std = _constants(images.device)
-    pixels = images.permute(0, 3, 1, 2).contiguous().float()
-    if jitter is None:
-        return pixels.sub_(mean).div_(std)
-    brightness, contrast, saturation = jitter.T.reshape(3, -1, 1, 1, 1)
-    red, green, blue = (weight * pixels[:, colour : colour + 1] for colour, weight in enumerate(LUMA))
-    pixels = torch.lerp(red + green + blue, pixels, saturation)
-    # b (m + c (x - m)), then minus the mean, over the deviation: all in one product and one sum.
-    shift = (brightness * (1 - contrast) * MIDDLE - mean) / std
-    return torch.addcmul(shift, pixels, brightness * contrast / std)
-
-
-@cache
-def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and deviation of bytes. Copied to a device once: a copy in every step would make it wait."""
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
-    return mean * 255, std * 255

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, NamedTuple
@@ -11,21 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipctl.config.sections import DataConfig
-from clipctl.data.catalog import MAX_BAD_SHARE, MIN_PAIRS, Data, leakage_of, read_data
-from clipctl.data.decoding import BadPictureError, picture_size
+from clipctl.data.bad import MAX_BAD_SHARE, BadPictureError
+from clipctl.data.catalog import Data, leakage_of, read_data
+from clipctl.data.decoding import picture_size
 from clipctl.data.index.source import IndexedSource
-from clipctl.data.sampling import loss_floor, plan_epoch
-from clipctl.data.source import Source, Tell, key_of
+from clipctl.data.sampling import MIN_PAIRS, loss_floor, plan_epoch
+from clipctl.data.source import Source, key_of
 from clipctl.data.tokenizers import caption_fit, make_tokenizer
 from clipctl.hardware.cpu import usable_cores
 from clipctl.hardware.processes import Helpers
+from clipctl.progress import Count, Tell
 
 SAMPLED_PICTURES = 64  # decoded where not all are
 TIMED_PICTURES = 8
 SAMPLED_CAPTIONS = 200_000  # whose words are counted
 CHUNK = 32  # pictures a process takes at a time
-
-Progress = Callable[[int, int], None]  # pictures done, of how many
 
 
 class Look(NamedTuple):
@@ -93,7 +93,7 @@ class Inspection:
 
 
 def inspect_data(
-    config: DataConfig, *, size_px: int, context: int, batch_size: int, deep: bool, progress: Progress, tell: Tell
+    config: DataConfig, *, size_px: int, context: int, batch_size: int, deep: bool, progress: Count, tell: Tell
 ) -> tuple[Data, Inspection]:
     """Look at captions whole, at pictures in a sample, or at all of them if `deep`."""
     data = read_data(config, tell)
@@ -183,7 +183,7 @@ def decode_seconds(source: Source, side_px: int) -> float:
     return median(times) if times else 0.0
 
 
-def look_at_all(data: Data, size_px: int, progress: Progress) -> Iterator[Look]:
+def look_at_all(data: Data, size_px: int, progress: Count) -> Iterator[Look]:
     """Every picture of both sides, on all cores, in order."""
     sides = (data.train, data.val)
     total, done = sum(map(len, sides)), 0

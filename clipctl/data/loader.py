@@ -4,8 +4,7 @@ import itertools
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
@@ -13,18 +12,17 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from clipctl.data.bad import BadPicture, BadPictureError
+from clipctl.data.batch import Batch
 from clipctl.data.cache import PictureCache
-from clipctl.data.catalog import MIN_PAIRS, bad_counts
-from clipctl.data.decoding import BadPictureError, Pixels
+from clipctl.data.decoding import Pixels
 from clipctl.data.images import Augmentation, augment
-from clipctl.data.sampling import EpochSampler, Key, batch_count, chosen_captions, equal_pairs
-from clipctl.data.source import Keys, Source
+from clipctl.data.sampling import EpochSampler, Key, chosen_captions, equal_pairs
+from clipctl.data.source import Source
 from clipctl.data.tokenizers import Tokenizer
 from clipctl.errors import DataError, TrainingError
-from clipctl.hardware.cpu import usable_cores
 from clipctl.hardware.processes import signals_held
 
 PREFETCH_BATCHES = 2
@@ -34,30 +32,6 @@ WORKER_TIMEOUT_S = 120.0  # for a batch; longer than any disk takes that still w
 KILL_S = 5.0  # for a killed worker to be gone; one that waits for a dead network disk never is
 
 _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
-
-
-class BadPicture(NamedTuple):
-    """A picture of a source that could not be used."""
-
-    picture: int
-    reason: str
-
-
-class Batch(NamedTuple):
-    images: Tensor  # (B, H, W, 3) uint8
-    tokens: Tensor  # (B, N) int64, N up to the context
-    jitter: Tensor | None = None  # (B, 3): factors of brightness, contrast and saturation; None: as they are
-    positives: Tensor | None = None  # (B, B) bool: captions (column) that are right for a picture (row); None: its own
-    bad: tuple[BadPicture, ...] = ()  # pictures that others stand in for
-
-    def to(self, image: torch.device, text: torch.device) -> "Batch":
-        """Pictures and captions where their towers are."""
-        images, jitter, positives = (
-            tensor if tensor is None else tensor.to(image, non_blocking=True)
-            for tensor in (self.images, self.jitter, self.positives)
-        )
-        assert images is not None
-        return Batch(images, self.tokens.to(text, non_blocking=True), jitter, positives, self.bad)
 
 
 class Pair(NamedTuple):
@@ -270,63 +244,3 @@ def _alarm(seconds: float | None) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-class HeldOut(NamedTuple):
-    """The held-out pictures as they are, each with its first caption, and all other captions after them."""
-
-    batches: list[Batch]
-    more_tokens: list[Tensor]  # of captions after a picture's first
-    captions: list[str]  # first ones, then the others: as many as there are token rows
-    right: NDArray[np.bool_]  # (pictures, captions): what is right for what
-    bad: tuple[BadPicture, ...]  # left out
-
-    @property
-    def pictures(self) -> int:
-        return len(self.right)
-
-
-def read_held_out(source: Source, tokenizer: Tokenizer, size_px: int, batch_size: int) -> HeldOut:
-    """The whole held-out set, in order. Pictures are decoded by threads: decoders let others run meanwhile."""
-
-    def read(index: int) -> Pixels | BadPicture:
-        try:
-            return np.array(source.square(index, size_px))
-        except BadPictureError as error:
-            return BadPicture(index, str(error))
-
-    with ThreadPoolExecutor(usable_cores()) as threads:
-        found = list(threads.map(read, range(len(source))))
-    good = [(index, pixels) for index, pixels in enumerate(found) if not isinstance(pixels, BadPicture)]
-    bad = tuple(pixels for pixels in found if isinstance(pixels, BadPicture))
-    if len(good) < MIN_PAIRS:
-        raise DataError(
-            f"too few of the {len(found)} held-out pictures can be used: {bad_counts(one.reason for one in bad)}"
-        )
-    texts = [source.captions(index) for index, _ in good]
-    others = [(owner, text) for owner, several in enumerate(texts) for text in several[1:]]
-    captions = [*(several[0] for several in texts), *(text for _, text in others)]
-    picture_keys = np.array([source.picture_key(index) for index, _ in good], dtype=np.uint64)
-    right = _right([*range(len(good)), *(owner for owner, _ in others)], captions, picture_keys)
-    tokens = torch.from_numpy(np.stack([tokenizer.encode(text) for text in captions]))
-    # Of almost equal size, for the reason given in `epoch_batches`.
-    chunks = np.array_split(np.arange(len(good)), batch_count(len(good), batch_size))
-    batches = []
-    for chunk in chunks:
-        images = torch.from_numpy(np.stack([good[number][1] for number in chunk]))
-        positives = right[np.ix_(chunk, chunk)]
-        several = torch.from_numpy(positives) if positives.sum() > len(chunk) else None
-        batches.append(Batch(images, tokens[chunk], positives=several))
-    more_tokens = list(torch.split(tokens[len(good) :], batch_size)) if others else []
-    return HeldOut(batches, more_tokens, captions, right, bad)
-
-
-def _right(owners: Sequence[int], texts: Sequence[str], picture_keys: Keys) -> NDArray[np.bool_]:
-    """(pictures, captions): a caption is right for the picture it is of, for those that have an equal one, and for
-    equal pictures of theirs."""
-    numbers: dict[str, int] = {}
-    text_of = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
-    _, picture_of = np.unique(picture_keys, return_inverse=True)
-    has = np.zeros((int(picture_of.max()) + 1, len(numbers)), dtype=bool)
-    has[picture_of[list(owners)], text_of] = True
-    return np.asarray(has[picture_of][:, text_of])

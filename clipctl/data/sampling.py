@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 from clipctl.data.source import Keys, Source, mix
 
+MIN_PAIRS = 2  # on each side: a single pair has nothing to be contrasted with
+
 
 class Key(NamedTuple):
     """One pair to prepare."""

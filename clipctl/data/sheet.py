@@ -5,7 +5,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from clipctl.data.decoding import BadPictureError
+from clipctl.data.bad import BadPictureError
 from clipctl.data.inspection import sample_of
 from clipctl.data.source import Source
 from clipctl.errors import DataError

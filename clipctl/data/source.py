@@ -1,6 +1,6 @@
 """What training needs of data, wherever they come from. No torch."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Protocol
 
@@ -9,11 +9,6 @@ from numpy.typing import NDArray
 from PIL import Image
 
 Keys = NDArray[np.uint64]  # equal for equal things
-Tell = Callable[[str], None]  # is told what takes long
-
-
-def silent(words: str) -> None:
-    """Tells nobody."""
 
 
 def key_of(content: bytes) -> int:

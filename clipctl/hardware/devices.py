@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from clipctl.errors import ConfigError, DeviceError
-from clipctl.hardware import cpu, memory
-from clipctl.hardware.profile import DeviceFacts, torch_version
+from clipctl.hardware import cpu, faults, memory
+from clipctl.hardware.profile import HYBRID, DeviceFacts
 
-HYBRID = "hybrid"  # image tower on the accelerator, text tower on the CPU
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
@@ -43,13 +43,8 @@ class Device:
 
     @property
     def product_limit(self) -> int | None:
-        """Products at least this long come out wrong, without a word; None where no such limit is known.
-
-        Apple's first two chips read past the operands, before torch 2.14 (pytorch issues 193487 and 195163).
-        """
-        is_first = self.image.type == "mps" and re.search(r"Apple M[12]\b", self.name)
-        version = tuple(int(part) for part in re.findall(r"\d+", torch_version())[:2])
-        return 32767 if is_first and version < (2, 14) else None
+        """Matrix products at least this long come out wrong; None if no such limit is known."""
+        return faults.product_limit(self.image.type, self.name)
 
     def synchronize(self) -> None:
         """Wait for work that was only queued. The CPU queues nothing."""

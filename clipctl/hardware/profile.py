@@ -23,9 +23,10 @@ from filelock import FileLock
 from clipctl import files
 from clipctl.hardware import cpu
 
-SCHEMA = "clipctl.machine/1"
+SCHEMA = "clipctl.machine/2"
 LIMIT_BYTES = 8_000_000
 KEPT_STEPS = 500
+HYBRID = "hybrid"  # a device made of two: image tower on the accelerator, text tower on the CPU
 
 
 def application_dir() -> Path:
@@ -118,9 +119,7 @@ class StepSample:
     device: str
     precision: str
     threads: int
-    model: dict[str, Any]  # settings under `model.`, by dotted key
-    batch_size: int
-    text_tokens: int
+    workload: dict[str, Any]  # what the step did, as plain values
     step_s: float
     iqr_s: float
     peak_bytes: int | None  # of a process that did nothing else
@@ -128,8 +127,7 @@ class StepSample:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        shape = tuple(sorted(self.model.items()))
-        return self.device, self.precision, self.threads, shape, self.batch_size, self.text_tokens
+        return self.device, self.precision, self.threads, json.dumps(self.workload, sort_keys=True)
 
 
 @dataclass(frozen=True)
@@ -158,11 +156,16 @@ class Profile:
             steps[one.key] = replace(one, peak_bytes=peak_bytes)
         return replace(self, steps=tuple(steps.values())[-KEPT_STEPS:])
 
+    def exact_rate(self, device: str, precision: str, threads: int) -> Rates | None:
+        """Measured with exactly that many threads."""
+        wanted = (device, precision, threads)
+        return next((one for one in self.rates if (one.device, one.precision, one.threads) == wanted), None)
+
     def rate(self, device: str, precision: str, threads: int) -> Rates | None:
         """Measured with that many threads, or else with the most."""
         found = [one for one in self.rates if one.device == device and one.precision == precision]
-        exact = [one for one in found if one.threads == threads]
-        return max(exact or found, key=lambda one: one.threads, default=None)
+        most = max(found, key=lambda one: one.threads, default=None)
+        return self.exact_rate(device, precision, threads) or most
 
     def to_dict(self) -> dict[str, Any]:
         return {"schema": SCHEMA, **asdict(self)}
@@ -186,8 +189,8 @@ class Profile:
 
 
 def _sample(values: dict[str, Any]) -> StepSample:
-    sample = StepSample(**_numbers(values, "threads", "batch_size", "text_tokens", "step_s", "iqr_s", "saved_s"))
-    if not sample.step_s or not isinstance(sample.model, dict) or not isinstance(sample.peak_bytes, int | None):
+    sample = StepSample(**_numbers(values, "threads", "step_s", "iqr_s", "saved_s"))
+    if not sample.step_s or not isinstance(sample.workload, dict) or not isinstance(sample.peak_bytes, int | None):
         raise ValueError("a step without sense")
     return sample
 

@@ -6,12 +6,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipctl.config.sections import ModelConfig
+from clipctl.config.sections import MAX_SCALE, ModelConfig
 from clipctl.model.loss import Embeddings
 from clipctl.model.towers import ImageTower, TextTower
 
 INITIAL_TEMPERATURE = 0.07
-MAX_LOG_SCALE = math.log(100.0)
 
 # Sigmoid loss: logits start at -10 because nearly all pairs of a batch do not belong together.
 SIGMOID_LOG_SCALE = math.log(10.0)
@@ -54,5 +53,5 @@ class Clip(nn.Module):
 
     @torch.no_grad()
     def clamp_scale(self) -> None:
-        """Keep the scale at 100 or below, where the softmax does not saturate."""
-        self.log_scale.clamp_(max=MAX_LOG_SCALE)
+        """Keep the scale at its cap or below, where the softmax does not saturate."""
+        self.log_scale.clamp_(max=math.log(MAX_SCALE))

@@ -4,9 +4,11 @@ B is the batch, N the tokens of a tower, D its width. A multiply and an add coun
 makes of these numbers, in seconds, is measured: see `forecast.py`.
 """
 
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
+from functools import cache
 
 from clipctl.config.sections import ImageTowerConfig, ModelConfig, TextTowerConfig
+from clipctl.model.workload import Workload
 
 MLP_RATIO = 4
 
@@ -64,40 +66,34 @@ _TENSORS_PER_BLOCK = 12
 _PARAMETER_PASSES = 8  # write and read the gradient, scale it, read and write weight and both moments
 
 
-def image_work(model: ModelConfig, batch_size: int, *, recompute: bool = False) -> Work:
+def image_work(workload: Workload) -> Work:
+    model = workload.model
     image = model.image
     patches = 2 * (image.tokens - 1) * 3 * image.patch_px**2 * image.width
     parameters = image_parameters(image, model.embed_dim)
-    tower = _tower_work(image, image.tokens, model.embed_dim, batch_size, parameters, recompute)
+    tower = _tower_work(image, image.tokens, parameters, workload)
+    batch_size = workload.batch_size
     return tower + Work(3 * batch_size * patches, batch_size * 3 * image.size_px**2 * 4 * 4, 0, 20)
 
 
-def text_work(model: ModelConfig, batch_size: int, text_tokens: int | None = None, *, recompute: bool = False) -> Work:
-    """`text_tokens`: of the longest caption of a batch, to which it is cut; None: the whole context."""
-    text = model.text
-    parameters = text_parameters(text, model.embed_dim)
-    return _tower_work(text, text_tokens or text.context, model.embed_dim, batch_size, parameters, recompute)
+def text_work(workload: Workload) -> Work:
+    text = workload.model.text
+    parameters = text_parameters(text, workload.model.embed_dim)
+    return _tower_work(text, workload.text_tokens, parameters, workload)
 
 
-def _tower_work(
-    tower: ImageTowerConfig | TextTowerConfig,
-    tokens: int,
-    embed_dim: int,
-    batch_size: int,
-    parameters: int,
-    recompute: bool,
-) -> Work:
-    """Forward and backward: the backward pass costs twice the forward pass; recomputing is a forward pass more."""
-    width, depth = tower.width, tower.depth
+def _tower_work(tower: ImageTowerConfig | TextTowerConfig, tokens: int, parameters: int, workload: Workload) -> Work:
+    """Forward and backward: the backward pass costs two forward passes."""
+    width, depth, batch_size = tower.width, tower.depth, workload.batch_size
     # The last block writes a single token, for which it reads the keys and values of all.
     blocks = (depth - 1) * _block_flops(width, tokens, written=tokens) + _block_flops(width, tokens, written=1)
-    forward = blocks + 2 * width * embed_dim
+    forward = blocks + 2 * width * workload.model.embed_dim
     moved = 4 * _MOVED_PER_TOKEN * width * tokens * (depth - 0.75)
     kernels = depth * (_KERNELS_PER_BLOCK + _KERNELS_PER_PARAMETER * _TENSORS_PER_BLOCK)
-    work = Work(3 * batch_size * forward, batch_size * moved, 4 * _PARAMETER_PASSES * parameters, kernels)
-    if not recompute:
-        return work
-    return replace(work, flops=4 / 3 * work.flops, moved_bytes=4 / 3 * work.moved_bytes, kernels=4 / 3 * work.kernels)
+    updated_bytes = 4 * _PARAMETER_PASSES * parameters * workload.trained_share
+    more = (workload.forward_passes + 2) / 3
+    rounds = -(-batch_size // workload.kept_pairs)  # of kernels: one for each micro-batch
+    return Work(more * 3 * batch_size * forward, more * batch_size * moved, updated_bytes, more * rounds * kernels)
 
 
 def _block_flops(width: int, tokens: int, *, written: int) -> int:
@@ -107,12 +103,13 @@ def _block_flops(width: int, tokens: int, *, written: int) -> int:
     return keys_and_values + matrices + attention
 
 
-def step_work(model: ModelConfig, batch_size: int, text_tokens: int | None = None, *, recompute: bool = False) -> Work:
+@cache
+def step_work(workload: Workload) -> Work:
     """Both towers, the B × B × E similarity matrix, and what every step does besides."""
-    similarity = 3 * 2 * batch_size * batch_size * model.embed_dim
+    batch_size = workload.batch_size
+    similarity = 3 * 2 * batch_size * batch_size * workload.model.embed_dim
     loss = Work(similarity, 10 * 4 * batch_size * batch_size, 0, 50)
-    image = image_work(model, batch_size, recompute=recompute)
-    return image + text_work(model, batch_size, text_tokens, recompute=recompute) + loss
+    return image_work(workload) + text_work(workload) + loss
 
 
 @dataclass(frozen=True)
@@ -134,26 +131,23 @@ class Memory:
 
 # Autocast keeps norms, residuals and what they feed in fp32, so that halving the precision does not halve the bytes.
 ACTIVATION_BYTES = {"fp32": 4.0, "bf16": 3.0, "fp16": 3.0}
+# What an optimizer keeps per trained parameter, in fp32: both moments of AdamW.
+OPTIMIZER_BYTES = {"adamw": 8}
 
 
-def training_memory(
-    model: ModelConfig,
-    batch_size: int,
-    precision: str = "fp32",
-    text_tokens: int | None = None,
-    *,
-    recompute: bool = False,
-) -> Memory:
-    """Weights, gradients and both moments of AdamW in fp32 (16 bytes a parameter); activations in `precision`."""
-    count = parameters(model)
-    image, text = model.image, model.text
-    values = _kept_values(image.width, image.depth, image.tokens, recompute)
+def training_memory(workload: Workload, precision: str = "fp32") -> Memory:
+    """Weights, gradients and moments in fp32 (16 bytes per parameter with AdamW); activations in `precision`."""
+    count = parameters(workload.model)
+    trained = round(count * workload.trained_share)
+    image, text, batch_size = workload.model.image, workload.model.text, workload.batch_size
+    values = _kept_values(image.width, image.depth, image.tokens, workload.recompute)
     values += 4 * image.tokens * image.width  # patches, with the class token, with positions, normed
-    values += _kept_values(text.width, text.depth, text_tokens or text.context, recompute)
-    activations = round(batch_size * values * ACTIVATION_BYTES[precision])
+    values += _kept_values(text.width, text.depth, workload.text_tokens, workload.recompute)
+    activations = round(workload.kept_pairs * values * ACTIVATION_BYTES[precision])
     activations += 4 * 4 * batch_size * batch_size  # the similarities and their softmax, both ways
-    images = batch_size * 3 * image.size_px**2 * (1 + 4)  # as bytes, and normalised
-    return Memory(4 * count, 4 * count, 8 * count, activations, images + batch_size * text.context * 8)
+    images = batch_size * 3 * image.size_px**2 + workload.kept_pairs * 3 * image.size_px**2 * 4  # bytes, normalised
+    batch_bytes = images + batch_size * text.context * 8
+    return Memory(4 * count, 4 * trained, OPTIMIZER_BYTES[workload.optimizer] * trained, activations, batch_bytes)
 
 
 def _kept_values(width: int, depth: int, tokens: int, recompute: bool) -> int:
@@ -161,7 +155,7 @@ def _kept_values(width: int, depth: int, tokens: int, recompute: bool) -> int:
 
     Per token and block, in units of the width: the input of each norm (2), of QKV (1), q, k and v (3), the attention's
     result (1), the input of the MLP (1), before and after the activation (8). The last block keeps its input twice,
-    keys and values. The widest gradients (before and after an activation) are alive beside all that. When blocks are
+    keys and values. The widest gradients (before and after an activation) are alive beside all that. If blocks are
     recomputed, each keeps its input, and one at a time keeps the rest.
     """
     per_token = 2 + 1 + 3 + 1 + 1 + 2 * MLP_RATIO

@@ -8,20 +8,18 @@ Without any measurement that leaves the prior, with some it is hardly felt. Memo
 import math
 import statistics
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import astuple, dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
-from clipctl.config.layers import Layer, resolve, to_layer
-from clipctl.config.sections import ModelConfig, TrainConfig
-from clipctl.errors import ConfigError
-from clipctl.hardware.profile import Profile, StepSample
+from clipctl.hardware.profile import HYBRID, Profile, StepSample
 from clipctl.model import cost
+from clipctl.model.workload import Setting, Workload
 
 Basis = Literal["measured", "interpolated", "extrapolated", "prior"]
 
-# The notes' thresholds: how much faster than the CPU an Apple GPU is, for a model below so many parameters.
-PRIOR_SPEEDUPS = ((50e6, 0.1), (100e6, 0.3), (200e6, 0.8), (500e6, 1.5), (math.inf, 3.0))
+# How much faster than its CPU an Apple GPU is, for a model below so many parameters: experience with an M1.
+APPLE_SPEEDUPS = ((50e6, 0.1), (100e6, 0.3), (200e6, 0.8), (500e6, 1.5), (math.inf, 3.0))
 PRIOR_FACTOR = 3.0  # a prior may be wrong by this much, either way
 
 # Prices where nothing was measured: a laptop core of this decade, and an accelerator only to begin a fit with.
@@ -36,8 +34,6 @@ TRAINER_BYTES = 40 * 2**20  # what a training holds that bare steps do not: term
 CONTEXT_BYTES = 64 * 2**20  # what an accelerator's libraries keep on it
 MARGIN = 0.05  # of the memory, for what no arithmetic sees
 SPREAD_FLOOR = 0.1  # no forecast is surer than this: the same steps differ so much from one minute to the next
-WORTHWHILE = 1.10  # what departs from the usual must be this much faster
-ASSUMED_TEXT_TOKENS = 60  # of the longest caption in a batch, where no captions are known
 RANGE_FACTOR = 2.0  # work per operation up to this far beyond what was measured still counts as between
 
 
@@ -68,63 +64,12 @@ class Estimate:
         return {"value": self.value, "low": self.low, "high": self.high, "basis": self.basis}
 
 
-@dataclass(frozen=True)
-class Setting:
-    """Under what a step is made."""
-
-    device: str  # cpu, mps, cuda:0, hybrid
-    precision: str
-    threads: int
-
-
-@dataclass(frozen=True)
-class Job:
-    """A step of which model on how much."""
-
-    model: ModelConfig
-    batch_size: int
-    text_tokens: int
-    recompute: bool = False
-
-    @cached_property
-    def work(self) -> cost.Work:
-        return cost.step_work(self.model, self.batch_size, self.text_tokens, recompute=self.recompute)
-
-    @property
-    def longest_product(self) -> int:
-        """What the gradient of a weight sums over."""
-        return self.batch_size * max(self.model.image.tokens, self.text_tokens)
-
-    def cut(self, *, batch_size: int | None = None, blocks: int = 2) -> "Job":
-        """The same work in small: two blocks a tower instead of all, so that a step can be afforded."""
-        image, text = self.model.image, self.model.text
-        shallow = replace(image, depth=min(blocks, image.depth)), replace(text, depth=min(blocks, text.depth))
-        model = replace(self.model, image=shallow[0], text=shallow[1])
-        batch_size = min(self.batch_size, batch_size or self.batch_size)
-        return replace(self, model=model, batch_size=batch_size, recompute=False)  # samples are of steps that keep all
-
-    def memory(self, precision: str) -> cost.Memory:
-        return cost.training_memory(self.model, self.batch_size, precision, self.text_tokens, recompute=self.recompute)
-
-
-def model_keys(model: ModelConfig) -> dict[str, Any]:
-    """A model's settings by dotted key, as a sample keeps them."""
-    values = to_layer(TrainConfig(model=model)).values
-    return {key: value for key, value in values.items() if key.startswith("model.")}
-
-
-def parse_model(keys: dict[str, Any]) -> ModelConfig:
-    return resolve([Layer("sample", keys)]).model
-
-
-def jobs_of(samples: Sequence[StepSample]) -> list[tuple[StepSample, Job]]:
-    """Samples with the steps they are of; those that this version does not understand are left out."""
+def workloads_of(samples: Sequence[StepSample]) -> list[tuple[StepSample, Workload]]:
+    """Samples with what they measured; those that this version does not understand are left out."""
     found = []
     for sample in samples:
-        try:
-            found.append((sample, Job(parse_model(sample.model), sample.batch_size, sample.text_tokens)))
-        except ConfigError:
-            continue
+        with suppress(ValueError):
+            found.append((sample, Workload.from_dict(sample.workload)))
     return found
 
 
@@ -151,37 +96,33 @@ def fit_prices(rows: Sequence[Sequence[float]], totals: Sequence[float], prior: 
 
 
 class CostModel:
-    """Forecasts for any job under any setting, from a machine's profile."""
+    """Forecasts for any workload under any setting, from a machine's profile."""
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
-        self._samples = jobs_of(profile.steps)
+        self._samples = workloads_of(profile.steps)
         self._fits: dict[Setting, tuple[list[float], float, tuple[float, float]]] = {}
         self._memory_fits: dict[str, tuple[float, float, float, float]] = {}
 
     # --- time -----------------------------------------------------------------------------------------------------
 
-    def step_s(self, setting: Setting, job: Job) -> Estimate | None:
+    def step_s(self, setting: Setting, workload: Workload) -> Estimate | None:
         """Seconds of a step; None where not even a guess is honest."""
-        if sample := self.measured(setting, job):
+        if sample := self.measured(setting, workload):
             return Estimate.around(sample.step_s, max(SPREAD_FLOOR, sample.iqr_s / sample.step_s), "measured")
         if self._samples_of(setting):
-            return self._fitted(setting, job)
-        return self._prior(setting, job)
+            return self._fitted(setting, workload)
+        return self._prior(setting, workload)
 
-    def measured(self, setting: Setting, job: Job) -> StepSample | None:
+    def measured(self, setting: Setting, workload: Workload) -> StepSample | None:
         """The very step, if it was timed."""
-        keys = model_keys(job.model)
-        for sample, _ in reversed(self._samples_of(setting)):
-            same = (sample.batch_size, sample.text_tokens) == (job.batch_size, job.text_tokens)
-            if same and sample.model == keys and not job.recompute:  # samples are of steps that keep everything
-                return sample
-        return None
+        samples = self._samples_of(setting)
+        return next((sample for sample, measured in reversed(samples) if measured == workload), None)
 
-    def _samples_of(self, setting: Setting) -> list[tuple[StepSample, Job]]:
+    def _samples_of(self, setting: Setting) -> list[tuple[StepSample, Workload]]:
         return [
-            (sample, job)
-            for sample, job in self._samples
+            (sample, workload)
+            for sample, workload in self._samples
             if (sample.device, sample.precision, sample.threads) == astuple(setting)
         ]
 
@@ -189,7 +130,7 @@ class CostModel:
         """Prices, how far they miss what was measured, and the range of work per operation that was measured."""
         if setting not in self._fits:
             samples = self._samples_of(setting)
-            rows = [astuple(job.work) for _, job in samples]
+            rows = [astuple(cost.step_work(workload)) for _, workload in samples]
             prices = fit_prices(rows, [sample.step_s for sample, _ in samples], self._prior_prices(setting))
             misses = [_dot(row, prices) / sample.step_s - 1 for row, (sample, _) in zip(rows, samples, strict=True)]
             # A fit through as many points as prices misses none of them, and still knows nothing of others.
@@ -198,26 +139,28 @@ class CostModel:
             # And a machine that was not quiet then may be quieter, or busier, when it matters.
             noise = statistics.median(sample.iqr_s / sample.step_s for sample, _ in samples)
             spread = math.hypot(spread, noise)
-            density = [job.work.flops / job.work.kernels for _, job in samples]
+            density = [cost.step_work(workload).flops / cost.step_work(workload).kernels for _, workload in samples]
             self._fits[setting] = prices, max(SPREAD_FLOOR, spread, 0.3 / len(samples)), (min(density), max(density))
         return self._fits[setting]
 
-    def _fitted(self, setting: Setting, job: Job) -> Estimate:
+    def _fitted(self, setting: Setting, workload: Workload) -> Estimate:
         prices, spread, (low, high) = self._fit(setting)
-        density = job.work.flops / job.work.kernels
+        density = cost.step_work(workload).flops / cost.step_work(workload).kernels
         beyond = max(low / density, density / high, 1.0)
         basis: Basis = "interpolated" if beyond <= RANGE_FACTOR else "extrapolated"
-        return Estimate.around(_dot(astuple(job.work), prices), spread + 0.1 * math.log2(beyond), basis)
+        return Estimate.around(_dot(astuple(cost.step_work(workload)), prices), spread + 0.1 * math.log2(beyond), basis)
 
-    def _prior(self, setting: Setting, job: Job) -> Estimate | None:
-        """From what is known of other settings, and the notes."""
-        if setting.device == "hybrid":
+    def _prior(self, setting: Setting, workload: Workload) -> Estimate | None:
+        """From what is known of other settings, or a rule of thumb."""
+        if setting.device == HYBRID:
             return None
         if setting.device != "cpu":
-            return self._prior_of_accelerator(setting, job)
+            return self._prior_of_accelerator(setting, workload)
         other = self._nearest_setting(setting)
         if other is None:
-            return Estimate.around(_dot(astuple(job.work), self._prior_prices(setting)), PRIOR_FACTOR - 1, "prior")
+            return Estimate.around(
+                _dot(astuple(cost.step_work(workload)), self._prior_prices(setting)), PRIOR_FACTOR - 1, "prior"
+            )
         # Prices measured in another precision or with other threads: products go by the rate of each precision, and
         # what is spread over threads by their number. Updating weights and starting operations stay as they are.
         rates = [self.profile.rate("cpu", one.precision, self.cores) for one in (setting, other)]
@@ -230,7 +173,7 @@ class CostModel:
         flops, moved, parameters, kernels = self._fit(other)[0]
         slower = other.threads / setting.threads
         prices = (flops * slower / speed, moved * slower, parameters, kernels)
-        return Estimate.around(_dot(astuple(job.work), prices), 0.5, "prior")
+        return Estimate.around(_dot(astuple(cost.step_work(workload)), prices), 0.5, "prior")
 
     def _nearest_setting(self, setting: Setting) -> Setting | None:
         """One on the same device that was measured: same precision before same threads."""
@@ -238,13 +181,13 @@ class CostModel:
         on_device = [one for one in measured if one.device == setting.device]
         return max(on_device, key=lambda one: (one.precision == setting.precision, one.threads), default=None)
 
-    def _prior_of_accelerator(self, setting: Setting, job: Job) -> Estimate | None:
+    def _prior_of_accelerator(self, setting: Setting, workload: Workload) -> Estimate | None:
         if other := self._nearest_setting(setting):
-            return Estimate.around(self._fitted(other, job).value, PRIOR_FACTOR - 1, "prior")
-        on_cpu = self.step_s(Setting("cpu", "fp32", self.cores), job)
+            return Estimate.around(self._fitted(other, workload).value, PRIOR_FACTOR - 1, "prior")
+        on_cpu = self.step_s(Setting("cpu", "fp32", self.cores), workload)
         if setting.device != "mps" or on_cpu is None:
-            return None  # the notes measured an Apple GPU and no other
-        return Estimate.around(on_cpu.value / prior_speedup(cost.parameters(job.model)), PRIOR_FACTOR - 1, "prior")
+            return None  # for no other accelerator is there a rule of thumb
+        return Estimate.around(on_cpu.value / apple_speedup(cost.parameters(workload.model)), PRIOR_FACTOR - 1, "prior")
 
     def _prior_prices(self, setting: Setting) -> Sequence[float]:
         if setting.device != "cpu":
@@ -259,9 +202,9 @@ class CostModel:
 
     # --- memory ---------------------------------------------------------------------------------------------------
 
-    def memory(self, setting: Setting, job: Job) -> tuple[cost.Memory, Estimate]:
+    def memory(self, setting: Setting, workload: Workload) -> tuple[cost.Memory, Estimate]:
         """What a step needs, by what holds it, and the whole with its interval."""
-        need = job.memory(setting.precision)
+        need = cost.training_memory(workload, setting.precision)
         process, fixed, kept, largest = self._memory_fit(setting.device)
         calibrated = replace(
             need,
@@ -274,7 +217,7 @@ class CostModel:
         )
         if not largest:
             return calibrated, Estimate.around(calibrated.total_bytes, 0.3, "prior")
-        exact = self.measured(setting, job)
+        exact = self.measured(setting, workload)
         if exact and exact.peak_bytes:
             besides = TRAINER_BYTES if setting.device == "cpu" else 0
             return calibrated, Estimate.around(exact.peak_bytes + besides, MARGIN, "measured")
@@ -285,8 +228,12 @@ class CostModel:
         """What the process takes, by how much weights and activations exceed their count, and the largest that was
         measured. Peaks under any precision count: what differs by precision is in the arithmetic."""
         if device not in self._memory_fits:
-            samples = [(sample, job) for sample, job in self._samples if sample.peak_bytes and sample.device == device]
-            needs = [job.memory(sample.precision) for sample, job in samples]
+            samples = [
+                (sample, workload)
+                for sample, workload in self._samples
+                if sample.peak_bytes and sample.device == device
+            ]
+            needs = [cost.training_memory(workload, sample.precision) for sample, workload in samples]
             rows = [(1.0, one.total_bytes - one.activations_bytes, one.activations_bytes) for one in needs]
             on_cpu = device == "cpu"
             prior = (PROCESS_BYTES if on_cpu else CONTEXT_BYTES, 1.0, 1.0)
@@ -295,11 +242,11 @@ class CostModel:
             self._memory_fits[device] = process, fixed, kept, max((one.total_bytes for one in needs), default=0)
         return self._memory_fits[device]
 
-    def largest_batch(self, setting: Setting, job: Job, limit_bytes: float) -> int:
+    def largest_batch(self, setting: Setting, workload: Workload, limit_bytes: float) -> int:
         """The largest batch that fits with a margin; 0 where not even a batch of two does."""
 
         def fits(batch_size: int) -> bool:
-            _, need = self.memory(setting, replace(job, batch_size=batch_size))
+            _, need = self.memory(setting, replace(workload, batch_size=batch_size))
             return with_margin(need.value) <= limit_bytes
 
         low, high = 1, 2
@@ -315,9 +262,8 @@ def with_margin(need_bytes: float) -> float:
     return need_bytes * (1 + MARGIN)
 
 
-def prior_speedup(parameters: int) -> float:
-    """Of an Apple GPU over its CPU, by the notes."""
-    return next(speedup for limit, speedup in PRIOR_SPEEDUPS if parameters < limit)
+def apple_speedup(parameters: int) -> float:
+    return next(speedup for limit, speedup in APPLE_SPEEDUPS if parameters < limit)
 
 
 def _dot(row: Sequence[float], prices: Sequence[float]) -> float:

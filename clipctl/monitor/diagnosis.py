@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
+from clipctl.config.sections import MAX_SCALE
 from clipctl.monitor.reader import number
 from clipctl.monitor.series import Bucket, Series
 from clipctl.monitor.view import RunView
@@ -22,7 +23,6 @@ SLOWDOWN = 0.15
 PRESSURE_SHARE = 0.05  # of the memory, still available
 PRESSURE_BYTES = 256 << 20
 SWAP_GROWTH_BYTES = 256 << 20
-MAX_SCALE = 100.0
 COLLAPSED_SCALE = 2.0
 
 

@@ -185,7 +185,7 @@ class RunView:
 
     def eta_s(self, total_steps: int) -> float | None:
         step_s = self.step_seconds()
-        return None if step_s is None else max(0, total_steps - self.step) * step_s
+        return None if step_s is None else metrics.time_left_s(step_s, 1, total_steps - self.step)
 
     def seconds_at(self, step: float) -> float:
         """When a step ended, from the steps nearby."""

@@ -9,7 +9,7 @@ import re
 import stat
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -100,6 +100,7 @@ class Manifest:
 class Checkpoint:
     path: Path
     manifest: Manifest
+    is_verified: bool = field(default=False, compare=False)  # every byte was checked already
 
     @property
     def step(self) -> int:
@@ -127,10 +128,10 @@ class Checkpoint:
             return self._unlisted() + [problem for problems in found for problem in problems]
 
     def verified(self) -> "Checkpoint":
-        """This checkpoint, after every byte was checked."""
-        if problems := self.problems():
+        """This checkpoint, after every byte was checked; once is enough."""
+        if not self.is_verified and (problems := self.problems()):
             raise CheckpointError(f"checkpoint {self.path} is damaged: {'; '.join(problems)}")
-        return self
+        return replace(self, is_verified=True)
 
     def file(self, name: str) -> Path:
         """The path of a file that the manifest vouches for."""

@@ -36,7 +36,7 @@ class MetricsWriter:
             raise RunError(f"{path} is a pipe, not a file")
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
-        self._started = time.monotonic()
+        self.started_s = time.monotonic()
         self._is_torn = False  # the last line has no end: a full disk took only a part of it
         self.lost_rows = 0
         if os.fstat(self._descriptor).st_size == 0:
@@ -47,12 +47,9 @@ class MetricsWriter:
                 self._is_torn = file.read(1) != b"\n"  # by a kill; it must not swallow the next line
 
     def write(self, kind: str, values: dict[str, Any], *, elapsed_s: float | None = None) -> None:
-        elapsed_s = time.monotonic() - self._started if elapsed_s is None else elapsed_s
+        """`elapsed_s`: when it happened, since the writer was made; None: now."""
+        elapsed_s = time.monotonic() - self.started_s if elapsed_s is None else elapsed_s
         self._append({"kind": kind, "time_s": round(time.time(), 3), "elapsed_s": round(elapsed_s, 4), **values})
-
-    @property
-    def elapsed_s(self) -> float:
-        return time.monotonic() - self._started
 
     def close(self) -> None:
         with suppress(OSError):  # some network filesystems complain only now
@@ -99,3 +96,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
             except ValueError:
                 continue
+
+
+def time_left_s(elapsed_s: float, steps_done: int, steps_left: int) -> float:
+    """At the mean pace so far, evaluations and saves included."""
+    return max(0.0, elapsed_s) / max(1, steps_done) * max(0, steps_left)

@@ -249,7 +249,7 @@ def _created_s(pid: int) -> tuple[float, float]:
     return created_s, created_s - psutil.boot_time()
 
 
-def runs_root(given: str | None) -> Path:
+def runs_root(given: Path | str | None) -> Path:
     """`--runs-dir` (which also reads CLIPCTL_RUNS), else ./runs."""
     return Path(given) if given else DEFAULT_ROOT
 

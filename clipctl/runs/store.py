@@ -162,7 +162,7 @@ class CheckpointStore:
             newest, _ = self.newest_valid()
             hint = f"the newest whole one is that of step {newest.step}" if newest else "no other one is whole"
             raise CheckpointError(f"checkpoint {checkpoint.path} is damaged: {'; '.join(problems)}", hint)
-        return checkpoint
+        return replace(checkpoint, is_verified=True)
 
     def newest_valid(self) -> tuple[Checkpoint | None, list[str]]:
         """The newest checkpoint whose every byte is right, and what was wrong with the newer ones."""
@@ -171,7 +171,7 @@ class CheckpointStore:
         for checkpoint in reversed(retention.course(self.all())):
             problems = checkpoint.problems()
             if not problems:
-                chosen = checkpoint
+                chosen = replace(checkpoint, is_verified=True)
                 break
             skipped.append(f"{checkpoint.path.name}: {'; '.join(problems)}")
         for entry in entries:

@@ -11,8 +11,8 @@ LIMIT_IN_A_ROW = 5
 class NonfiniteGuard:
     """Sees the row of every step, in order."""
 
-    def __init__(self) -> None:
-        self.in_a_row = 0
+    def __init__(self, in_a_row: int = 0) -> None:
+        self.in_a_row = in_a_row
         self._last_finite: dict[str, Any] | None = None
         self._last_skipped: dict[str, Any] = {}
 

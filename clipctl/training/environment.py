@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 import clipctl
-from clipctl.model.forecast import Setting
+from clipctl.model.workload import Setting
 from clipctl.training.plan import TrainPlan
 
 _PACKAGES = ("torch", "numpy", "pillow", "safetensors")
@@ -31,21 +31,21 @@ def describe_environment(plan: TrainPlan) -> dict[str, Any]:
         **{package: version(package) for package in _PACKAGES},
         "platform": platform.platform(),
         "device": {
-            "kind": plan.device.kind,
-            "label": plan.device.label,
-            "name": plan.device.name,
-            "reason": plan.device.reason,
-            "verified": plan.verified,
+            "kind": plan.placement.device.kind,
+            "label": plan.placement.device.label,
+            "name": plan.placement.device.name,
+            "reason": plan.placement.device.reason,
+            "verified": plan.placement.verified,
         },
-        "precision": {"value": plan.precision.value, "reason": plan.precision.reason},
+        "precision": {"value": plan.placement.precision.value, "reason": plan.placement.precision.reason},
         "threads": {
-            "value": plan.threads.value,
-            "reason": plan.threads.reason,
+            "value": plan.placement.threads.value,
+            "reason": plan.placement.threads.reason,
             "interop": torch.get_num_interop_threads(),
         },
-        "decided_s": plan.decided_s,
-        "workers": {"value": plan.workers.value, "reason": plan.workers.reason},
-        "loss_floor": plan.loss_floor,
+        "decided_s": plan.placement.decided_s,
+        "workers": {"value": plan.placement.workers.value, "reason": plan.placement.workers.reason},
+        "loss_floor": plan.data.loss_floor,
         "notes": list(plan.notes),
         "command": sys.argv,
     }

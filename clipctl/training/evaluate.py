@@ -1,6 +1,9 @@
-"""How well held-out pictures and captions find each other. N pairs, E dimensions."""
+"""How well held-out pictures and captions find each other. N pictures, C captions, E dimensions.
 
-from collections.abc import Callable, Sequence
+Similarities are computed for a block of pictures at a time, so that memory grows with N and not with N × C.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -9,14 +12,14 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clipctl.data.images import normalise
-from clipctl.data.loader import HeldOut
+from clipctl.data.held_out import HeldOut
+from clipctl.model.encoder import Encoder
 from clipctl.model.loss import LOSSES, Embeddings
-from clipctl.training.compiling import uncompiled
 from clipctl.training.state import TrainState
-from clipctl.training.step import autocast
 
 BANDS = ("easy", "medium", "hard")
+BAND_QUERIES = 1000  # pictures and captions that the difficulty of negatives is measured on
+BLOCK_ELEMENTS = 2**23  # of similarities held at the same time
 
 
 @dataclass(frozen=True)
@@ -53,15 +56,17 @@ class Evaluator:
 
     def __init__(self, held_out: HeldOut) -> None:
         self.held_out = held_out
-        self._right = torch.from_numpy(held_out.right)  # (N, C)
-        self._bands = negative_bands(held_out.captions[: held_out.pictures], held_out.right[:, : held_out.pictures])
+        pictures = held_out.pictures
+        count = min(pictures, BAND_QUERIES)
+        self._queries = np.arange(count) * pictures // count
+        right = held_out.matches.rows(self._queries)[:, :pictures]
+        self._bands = negative_bands(held_out.captions[:pictures], self._queries, right)
 
     def __call__(self, state: TrainState, between_batches: Callable[[], None] = lambda: None) -> Evaluation:
         """`between_batches` may end the evaluation by raising."""
         image, text, losses = self._embed(state, between_batches)
-        similarity = image @ text.T  # (N, C): row = image, column = text
-        i2t, t2i = _ranks(similarity, self._right), _ranks(similarity.T, self._right.T)
-        easy, medium, hard = self._accuracy_by_band(similarity[:, : len(image)])
+        i2t, t2i = self._ranks(image, text)
+        easy, medium, hard = self._accuracy_by_band(image, text[: len(image)])
         return Evaluation(
             val_loss=sum(losses) / len(losses),
             i2t_r1=_recall(i2t, 1),
@@ -78,27 +83,48 @@ class Evaluator:
     @torch.no_grad()
     def _embed(self, state: TrainState, between_batches: Callable[[], None]) -> tuple[Tensor, Tensor, list[float]]:
         """Pictures (N, E), captions (C, E), and the loss of each batch of pictures with their first captions."""
+        encoder = Encoder(state.model, state.device, precision=state.precision, compiled=state.compiled)
+        scale, bias = state.model.log_scale.exp(), state.model.bias
         images, texts, losses = [], [], []
         state.model.eval()
         try:
             for batch in self.held_out.batches:
                 between_batches()
-                batch = batch.to(state.device.image, state.device.text)
-                with autocast(state), uncompiled(state.compiled):
-                    embeddings: Embeddings = state.model(normalise(batch.images), batch.tokens)
-                losses.append(LOSSES[state.loss](embeddings, batch.positives))
-                images.append(embeddings.image)
-                texts.append(embeddings.text)
+                images.append(encoder.images(batch.images))
+                texts.append(encoder.texts(batch.tokens))
+                positives = None if batch.positives is None else batch.positives.to(state.device.image)
+                losses.append(LOSSES[state.loss](Embeddings(images[-1], texts[-1], scale, bias), positives))
             for tokens in self.held_out.more_tokens:
                 between_batches()
-                with autocast(state):
-                    texts.append(state.model.encode_text(tokens.to(state.device.text)).to(state.device.image))
+                texts.append(encoder.texts(tokens))
         finally:
             state.model.train()
         return torch.cat(images).cpu(), torch.cat(texts).cpu(), torch.stack(losses).tolist()
 
-    def _accuracy_by_band(self, similarity: Tensor) -> list[float | None]:
+    def _ranks(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
+        """For each picture (N,), and for each caption (C,), how many wrong candidates come before its best right one.
+        Ties and NaN count against it."""
+        i2t, best = [], torch.full((len(text),), -2.0)
+        for similarity, right in self._blocks(image, text):
+            at_right = similarity.masked_fill(~right, -2.0)
+            i2t.append((~(similarity < at_right.amax(dim=1, keepdim=True)) & ~right).sum(dim=1))
+            best = torch.maximum(best, at_right.amax(dim=0))
+        t2i = torch.zeros(len(text), dtype=torch.int64)
+        for similarity, right in self._blocks(image, text):
+            t2i += (~(similarity < best) & ~right).sum(dim=0)
+        return torch.cat(i2t), t2i
+
+    def _blocks(self, image: Tensor, text: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Similarities (B, C) of some pictures to all captions, and which of them are right."""
+        rows = max(1, BLOCK_ELEMENTS // len(text))
+        for start in range(0, len(image), rows):
+            block = np.arange(start, min(start + rows, len(image)))
+            yield image[start : start + rows] @ text.T, torch.from_numpy(self.held_out.matches.rows(block))
+
+    def _accuracy_by_band(self, image: Tensor, text: Tensor) -> list[float | None]:
         """For each band the share of queries, both directions, whose partner beats every negative of that band."""
+        queries = torch.from_numpy(self._queries)
+        directions = (image[queries] @ text.T, text[queries] @ image.T)  # each (Q, N)
         result: list[float | None] = []
         for number in range(len(BANDS)):
             negatives = torch.from_numpy(self._bands == number)
@@ -106,41 +132,39 @@ class Evaluator:
                 result.append(None)
                 continue
             asked = negatives.any(dim=1)  # equal captions may leave a query without negatives of a band
-            shares = [
-                float((scores.diagonal() > scores.masked_fill(~negatives, -2.0).amax(dim=1))[asked].float().mean())
-                for scores in (similarity, similarity.T)
-            ]
+            shares = []
+            for scores in directions:
+                own = scores.gather(1, queries[:, None]).squeeze(1)
+                beaten = own > scores.masked_fill(~negatives, -2.0).amax(dim=1)
+                shares.append(float(beaten[asked].float().mean()))
             result.append(sum(shares) / 2)
         return result
-
-
-def _ranks(similarity: Tensor, right: Tensor) -> Tensor:
-    """How many wrong candidates each query (row) does not rank below its best right one. Ties and NaN count against
-    it."""
-    best = similarity.masked_fill(~right, -2.0).amax(dim=1, keepdim=True)
-    return (~(similarity < best) & ~right).sum(dim=1)
 
 
 def _recall(ranks: Tensor, k: int) -> float:
     return float((ranks < k).double().mean())
 
 
-def negative_bands(captions: Sequence[str], right: NDArray[np.bool_]) -> NDArray[np.int8]:
-    """(N, N): how hard caption j is as a negative for i: 0, 1, 2 by thirds of word overlap, -1 where it is `right`.
+def negative_bands(captions: Sequence[str], queries: NDArray[np.int64], right: NDArray[np.bool_]) -> NDArray[np.int8]:
+    """(Q, N): how hard caption j is as a negative for query i: 0, 1, 2 by thirds of word overlap, -1 if it is `right`.
 
     The overlap is Jaccard's: shared words over all words of the two.
     """
     words = [set(caption.lower().replace(",", " ").replace(":", " ").split()) for caption in captions]
-    column = {word: number for number, word in enumerate(sorted(set().union(*words)))}
-    presence = np.zeros((len(words), len(column)), dtype=np.float32)
-    for row, present in enumerate(words):
-        presence[row, [column[word] for word in present]] = 1
-    shared = presence @ presence.T
-    sizes = presence.sum(axis=1)
-    overlap = shared / np.maximum(1, sizes[:, None] + sizes[None, :] - shared)
-    overlap[right] = -1  # sorts first, and is taken out below
-    # The place of each negative among its row's, 0 the least alike, then which third that place lies in.
-    rights = right.sum(axis=1, keepdims=True)
-    order = overlap.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable") - rights
-    negatives = len(captions) - rights
-    return np.where(order < 0, -1, order * len(BANDS) // np.maximum(1, negatives)).astype(np.int8)
+    holders: dict[str, list[int]] = {}  # captions that hold a word
+    for number, present in enumerate(words):
+        for word in present:
+            holders.setdefault(word, []).append(number)
+    sizes = np.array([len(present) for present in words], dtype=np.float32)
+    bands = np.empty((len(queries), len(captions)), dtype=np.int8)
+    for row, query in enumerate(queries):
+        shared = np.zeros(len(captions), dtype=np.float32)
+        for word in words[query]:
+            shared[holders[word]] += 1
+        overlap = shared / np.maximum(1, sizes[query] + sizes - shared)
+        overlap[right[row]] = -1  # sorts first, and is taken out below
+        # The place of each negative, 0 the least alike, then which third that place lies in.
+        rights = int(right[row].sum())
+        place = overlap.argsort(kind="stable").argsort(kind="stable") - rights
+        bands[row] = np.where(place < 0, -1, place * len(BANDS) // max(1, len(captions) - rights))
+    return bands

@@ -22,6 +22,13 @@ def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
     )
 
 
+def optimizer_state_shapes(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, tuple[int, ...]]:
+    """What AdamW keeps for a parameter once it has made a step, by name."""
+    assert isinstance(optimizer, torch.optim.AdamW)
+    shape = tuple(parameter.shape)
+    return {"exp_avg": shape, "exp_avg_sq": shape, "step": ()}
+
+
 def lr_at(step: int, total_steps: int, config: OptimConfig) -> float:
     """The rate of update `step` (the first is 1): linear to the peak, then half a cosine down to its final share."""
     warmup = config.warmup_of(total_steps)

@@ -19,7 +19,8 @@ from clipctl.errors import DeviceError
 from clipctl.hardware import memory
 from clipctl.hardware.devices import Device, is_out_of_memory, open_device
 from clipctl.hardware.profile import load_profile, torch_version, update_profile
-from clipctl.model.forecast import Job, Setting, model_keys, with_margin
+from clipctl.model.forecast import with_margin
+from clipctl.model.workload import Setting, Workload
 from clipctl.training.optim import make_optimizer
 from clipctl.training.plan import TrainPlan
 from clipctl.training.state import LossScale, TrainState, fresh_state
@@ -52,17 +53,17 @@ class Verification:
 
 def verify_device(plan: TrainPlan) -> Verification | None:
     """Compare the plan's device with the CPU, or remember that it agreed before; None where the CPU is the device."""
-    if not plan.device.is_accelerator:
+    if not plan.placement.device.is_accelerator:
         return None
-    if words := known_fault(plan.device, plan.job):
-        return Verification(plan.device.label, False, words, 0.0)
+    if words := known_fault(plan.placement.device, plan.forecast.workload):
+        return Verification(plan.placement.device.label, False, words, 0.0)
     key = _key(plan)
     if (known := load_profile().checked.get(key)) and known.get("passed"):
-        return Verification(plan.device.label, True, f"{known['words']}, as found before", 0.0)
+        return Verification(plan.placement.device.label, True, f"{known['words']}, as found before", 0.0)
     started = time.perf_counter()
     passed, words = _try_to_compare(plan)
-    plan.device.release()
-    verdict = Verification(plan.device.label, passed, words, round(time.perf_counter() - started, 2))
+    plan.placement.device.release()
+    verdict = Verification(plan.placement.device.label, passed, words, round(time.perf_counter() - started, 2))
     update_profile(lambda profile: replace(profile, checked={**profile.checked, key: asdict(verdict)}))
     return verdict
 
@@ -77,7 +78,7 @@ def _try_to_compare(plan: TrainPlan) -> tuple[bool, str]:
             return False, f"a step cannot be made: {str(error).strip().splitlines()[0]}"
         batch_size = plan.config.train.batch_size
         hint = f"try --batch-size {max(2, batch_size // 2)}, or --device cpu"
-        raise DeviceError(f"{plan.device.kind} is out of memory at batch size {batch_size}", hint) from error
+        raise DeviceError(f"{plan.placement.device.kind} is out of memory at batch size {batch_size}", hint) from error
 
 
 def device_error(verdict: Verification) -> DeviceError:
@@ -85,15 +86,15 @@ def device_error(verdict: Verification) -> DeviceError:
     return DeviceError(f"{verdict.device} does not compute what the CPU computes: {verdict.words}", hint)
 
 
-def known_fault(device: Device, job: Job) -> str | None:
+def known_fault(device: Device, workload: Workload) -> str | None:
     """What is known to go wrong silently, in words; in a weight's gradient the length is batch × tokens."""
-    if device.product_limit is None or job.longest_product < device.product_limit:
+    if device.product_limit is None or workload.longest_product < device.product_limit:
         return None
-    tokens = job.longest_product // job.batch_size
+    tokens = workload.longest_product // workload.batch_size
     return (
-        f"batch {job.batch_size} × {tokens} tokens is a product of length {job.longest_product:,}, which {device.name} "
-        f"gets wrong with torch {torch_version()} (pytorch issue 193487); right are torch 2.14 and batches up to "
-        f"{(device.product_limit - 1) // tokens}"
+        f"batch size {workload.batch_size} × {tokens} tokens makes products of length {workload.longest_product:,}, "
+        f"which {device.name} gets wrong with torch {torch_version()} (pytorch issue 193487); torch 2.14 gets them "
+        f"right, and so do batch sizes up to {(device.product_limit - 1) // tokens}"
     )
 
 
@@ -102,10 +103,9 @@ def _key(plan: TrainPlan) -> str:
     facts = {
         "torch": torch_version(),
         "system": platform.platform(),
-        "device": [plan.device.label, plan.device.name],
-        "precision": plan.precision.value,
-        "model": model_keys(plan.job.model),
-        "batch": [plan.job.batch_size, plan.job.text_tokens],
+        "device": [plan.placement.device.label, plan.placement.device.name],
+        "precision": plan.placement.precision.value,
+        "workload": plan.forecast.workload.to_dict(),
         "compile": plan.config.runtime.compile,
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:16]
@@ -127,45 +127,45 @@ class _StepTaken:
 
 def _compare(plan: TrainPlan) -> str:
     """Raises _Difference; returns what was compared."""
-    job = plan.job if _is_affordable(plan) else plan.job.cut()
-    sides = _Sides(plan, job)
-    precision = str(plan.precision.value)
-    sides.device_step(_other_shape(job), "fp32")
-    on_device, on_cpu = sides.device_step(job, "fp32"), sides.cpu_step(job)
+    workload = plan.forecast.workload if _is_affordable(plan) else plan.forecast.workload.cut()
+    sides = _Sides(plan, workload)
+    precision = str(plan.placement.precision.value)
+    sides.device_step(_other_shape(workload), "fp32")
+    on_device, on_cpu = sides.device_step(workload, "fp32"), sides.cpu_step(workload)
     largest = _compare_steps(on_device, on_cpu, "fp32")
     _compare_updates(on_device, sides.cpu_update(on_device.gradients), sides.start)
-    _probe_length(plan.device, job)
-    again = sides.device_step(job, "fp32")
+    _probe_length(plan.placement.device, workload)
+    again = sides.device_step(workload, "fp32")
     _compare_steps(again, on_device, "fp32", noun="differs from itself when repeated")
     if precision != "fp32":
-        _compare_steps(sides.device_step(job, precision), on_cpu, precision)
+        _compare_steps(sides.device_step(workload, precision), on_cpu, precision)
     exactly = all(torch.equal(again.gradients[name], one) for name, one in on_device.gradients.items())
-    blocks = "" if job == plan.job else " in two blocks of each tower"
+    blocks = "" if workload == plan.forecast.workload else " in two blocks of each tower"
     repeat = "repeats to the bit" if exactly else "repeats up to rounding"
     return f"{len(on_cpu.gradients)} parameters{blocks} agree with the CPU within {largest:.0e}, and it {repeat}"
 
 
 def _is_affordable(plan: TrainPlan) -> bool:
     """The whole model on the CPU beside the one on the device: in time and in memory."""
-    cpu_setting = Setting("cpu", "fp32", int(plan.threads.value))
-    step_s = plan.cost_model.step_s(cpu_setting, plan.job)
-    _, need = plan.cost_model.memory(cpu_setting, plan.job)
+    cpu_setting = Setting("cpu", "fp32", int(plan.placement.threads.value))
+    step_s = plan.forecast.cost_model.step_s(cpu_setting, plan.forecast.workload)
+    _, need = plan.forecast.cost_model.memory(cpu_setting, plan.forecast.workload)
     fits = 2 * with_margin(need.value) <= memory.available_bytes()
     return fits and step_s is not None and step_s.value <= CPU_STEP_LIMIT_S
 
 
-def _other_shape(job: Job) -> Job:
-    return replace(job, batch_size=max(2, job.batch_size // 2), text_tokens=max(3, job.text_tokens - 1))
+def _other_shape(workload: Workload) -> Workload:
+    return replace(workload, batch_size=max(2, workload.batch_size // 2), text_tokens=max(3, workload.text_tokens - 1))
 
 
 class _Sides:
     """The same model on both sides, brought back to the same weights before every step."""
 
-    def __init__(self, plan: TrainPlan, job: Job) -> None:
-        self.config = replace(plan.config, model=job.model)
-        threads = int(plan.threads.value)
+    def __init__(self, plan: TrainPlan, workload: Workload) -> None:
+        self.config = replace(plan.config, model=workload.model)
+        threads = int(plan.placement.threads.value)
         self.cpu = self._state(open_device("cpu"), threads)
-        self.device = self._state(plan.device, threads)
+        self.device = self._state(plan.placement.device, threads)
         self.start = {name: one.detach().clone() for name, one in self.cpu.model.named_parameters()}
         noise = torch.Generator().manual_seed(0)
         for name, parameter in self.start.items():
@@ -180,17 +180,17 @@ class _Sides:
         state.grad_clip = None  # clipping would divide a gradient's error away
         return state
 
-    def device_step(self, job: Job, precision: str) -> _StepTaken:
-        return self._step(self.device, job, precision)
+    def device_step(self, workload: Workload, precision: str) -> _StepTaken:
+        return self._step(self.device, workload, precision)
 
-    def cpu_step(self, job: Job) -> _StepTaken:
-        return self._step(self.cpu, job, "fp32")
+    def cpu_step(self, workload: Workload) -> _StepTaken:
+        return self._step(self.cpu, workload, "fp32")
 
-    def _step(self, state: TrainState, job: Job, precision: str) -> _StepTaken:
+    def _step(self, state: TrainState, workload: Workload, precision: str) -> _StepTaken:
         self._reset(state)
         state.precision = precision
         state.loss_scale = LossScale(state.device.image) if precision == "fp16" else None
-        loss = float(train_step(state, trial_batch(job), lr=LR).loss)
+        loss = float(train_step(state, trial_batch(workload), lr=LR).loss)
         parameters = dict(state.model.named_parameters())
         gradients = {name: one.grad.detach().cpu().clone() for name, one in parameters.items() if one.grad is not None}
         return _StepTaken(loss, gradients, {name: one.detach().cpu().clone() for name, one in parameters.items()})
@@ -249,9 +249,9 @@ def _compare_updates(mine: _StepTaken, expected: dict[str, Tensor], start: dict[
             raise _Difference(f"the update of {name} is off by {error / LR:.1%} of the rate{_known_issue('update')}")
 
 
-def _probe_length(device: Device, job: Job) -> None:
+def _probe_length(device: Device, workload: Workload) -> None:
     """A product as long as a weight's gradient sums over, with all its weight in the tail; shorter ones before it."""
-    length = job.longest_product
+    length = workload.longest_product
     noise = torch.Generator().manual_seed(1)
     for rows in (max(1, length // 3), length):
         left, right = (torch.randn(rows, 48, generator=noise) for _ in range(2))

@@ -1,11 +1,9 @@
-"""Everything a run needs to go on exactly where it was, and how it is laid out in a checkpoint."""
+"""Everything a run needs to go on bit for bit, and how its tensors are laid out in a checkpoint."""
 
-import json
 import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
@@ -13,14 +11,14 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from clipctl.config.sections import TrainConfig
-from clipctl.errors import CheckpointError
 from clipctl.hardware.devices import Device
 from clipctl.hardware.memory import keep_freed_memory
 from clipctl.model.clip import Clip
-from clipctl.runs.checkpoint import MODEL, OPTIMIZER, STATE, Checkpoint
+from clipctl.model.compiling import compile_blocks
+from clipctl.model.weights import check_shapes
+from clipctl.runs.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from clipctl.runs.tensors import TensorInfo, read_header
-from clipctl.training.compiling import compile_blocks
-from clipctl.training.optim import make_optimizer
+from clipctl.training.optim import make_optimizer, optimizer_state_shapes
 
 LOSS_SCALE = "loss_scale"
 
@@ -56,7 +54,7 @@ class LossScale:
 @dataclass
 class TrainState:
     model: Clip
-    optimizer: torch.optim.AdamW
+    optimizer: torch.optim.Optimizer
     device: Device
     loss: str
     precision: str
@@ -97,8 +95,8 @@ def nonfinite_tensors(state: TrainState) -> list[str]:
     return [name for name, is_finite in zip(floats, finite, strict=True) if not is_finite]
 
 
-def write_checkpoint(state: TrainState, directory: Path, facts: dict[str, Any]) -> None:
-    """The files of a checkpoint: tensors as safetensors, the rest (`facts`) as JSON. Nothing is pickled."""
+def write_tensors(state: TrainState, directory: Path) -> None:
+    """The tensor files of a checkpoint, as safetensors. Nothing is pickled."""
     files = {MODEL: _model_tensors(state), OPTIMIZER: _optimizer_tensors(state)}
     for name, tensors in files.items():
         on_cpu = {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
@@ -106,8 +104,6 @@ def write_checkpoint(state: TrainState, directory: Path, facts: dict[str, Any]) 
             save_file(on_cpu, directory / name, metadata={"format": "pt"})
         except SafetensorError as error:
             raise _os_error(error) from error
-    text = json.dumps({"step": state.step, **facts}, indent=2) + "\n"
-    (directory / STATE).write_text(text, encoding="utf-8")
 
 
 def _os_error(error: SafetensorError) -> OSError:
@@ -116,44 +112,27 @@ def _os_error(error: SafetensorError) -> OSError:
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
 
 
-def read_checkpoint(state: TrainState, checkpoint: Checkpoint) -> dict[str, Any]:
-    """Put a checkpoint, verified first, into `state`; returns the facts that were saved with it."""
-    checkpoint.verified()
-    facts = checkpoint.read_state()
+def read_tensors(state: TrainState, checkpoint: Checkpoint) -> None:
+    """Put the tensors of a checkpoint into `state`. Every byte is checked first, then every name and shape."""
+    checkpoint = checkpoint.verified()
     model, optimizer = checkpoint.file(MODEL), checkpoint.file(OPTIMIZER)
-    _check_shapes(model, {name: tuple(tensor.shape) for name, tensor in _model_tensors(state).items()})
-    _check_shapes(optimizer, _optimizer_shapes(state, read_header(optimizer)))
-    if facts.get("step") != checkpoint.step:
-        raise CheckpointError(f"{checkpoint.file(STATE)} is of step {facts.get('step')!r}")
+    check_shapes(model, {name: tuple(tensor.shape) for name, tensor in _model_tensors(state).items()})
+    check_shapes(optimizer, _optimizer_shapes(state, read_header(optimizer)))
     state.model.load_state_dict(load_file(model))
     _restore_optimizer(state, load_file(optimizer))
     state.step = checkpoint.step
-    return facts
 
 
 def _optimizer_shapes(state: TrainState, header: dict[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
-    """What AdamW keeps for every parameter, once it has made a step, and the random states as they are there."""
+    """What the optimizer keeps for every parameter, once it has made a step, and the random states as they are."""
     shapes = {"rng.cpu": (0,)} | {name: info.shape for name, info in header.items() if name.startswith("rng.")}
-    if any(name.endswith(".exp_avg") for name in header):
-        for name, parameter in state.model.named_parameters():
-            shapes |= {f"{name}.{key}": tuple(parameter.shape) for key in ("exp_avg", "exp_avg_sq")}
-            shapes[f"{name}.step"] = ()
     if LOSS_SCALE in header:  # a change of precision takes or leaves it
         shapes[LOSS_SCALE] = (2,)
+    if header.keys() - shapes.keys():  # before its first step it keeps nothing
+        for name, parameter in state.model.named_parameters():
+            kept = optimizer_state_shapes(state.optimizer, parameter)
+            shapes |= {f"{name}.{key}": shape for key, shape in kept.items()}
     return shapes
-
-
-def _check_shapes(file: Path, wanted: dict[str, tuple[int, ...]]) -> None:
-    """Compare a file's header with the model it is meant for, before a byte of it is loaded."""
-    found = {name: info.shape for name, info in read_header(file).items()}
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
-            shapes = f"{name} is {_shape(found.get(name))}, expected {_shape(wanted.get(name))}"
-            raise CheckpointError(f"{file} does not fit the model: {shapes}")
-
-
-def _shape(shape: tuple[int, ...] | None) -> str:
-    return "absent" if shape is None else "×".join(str(side) for side in shape) or "a single number"
 
 
 def _model_tensors(state: TrainState) -> dict[str, Tensor]:
@@ -161,7 +140,7 @@ def _model_tensors(state: TrainState) -> dict[str, Tensor]:
 
 
 def _optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
-    """AdamW's tensors by parameter name (`text.positions.exp_avg`), and the state of the random generators."""
+    """The optimizer's tensors by parameter name (`text.positions.exp_avg`), and the state of the random generators."""
     tensors = {}
     for name, parameter in state.model.named_parameters():
         for key, value in state.optimizer.state[parameter].items():
@@ -177,7 +156,7 @@ def _optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
 def _restore_optimizer(state: TrainState, tensors: dict[str, Tensor]) -> None:
     for name, parameter in state.model.named_parameters():
         keys = [key for key in tensors if key.rpartition(".")[0] == name]
-        # Fused AdamW keeps its step counter where the parameter is.
+        # A fused optimizer keeps its step counter where the parameter is.
         state.optimizer.state[parameter] = {key.rpartition(".")[2]: tensors[key].to(parameter.device) for key in keys}
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.device" in tensors:

@@ -9,29 +9,29 @@ from functools import partial
 import torch
 
 from clipctl.config.sections import TrainConfig
-from clipctl.data.loader import Batch
+from clipctl.data.batch import Batch
 from clipctl.errors import DeviceError
-from clipctl.hardware.devices import Device, is_out_of_memory, open_device
+from clipctl.hardware.devices import DTYPES, Device, is_out_of_memory, open_device
 from clipctl.hardware.memory import peak_rss_bytes
 from clipctl.hardware.processes import Helpers
 from clipctl.hardware.profile import Rates, StepSample, now_s
 from clipctl.hardware.timing import MIN_SAMPLES, Stopwatch, Timing, time_in_turns
-from clipctl.model.forecast import Job, Setting, model_keys
+from clipctl.model.workload import Setting, Workload
 from clipctl.training.state import LossScale, TrainState, fresh_state
-from clipctl.training.step import DTYPES, train_step
+from clipctl.training.step import train_step
 
 _TRIAL_LR = 1e-5
 _PROBE_SIDES, _PROBE_CALLS = (64, 256, 512), 12
 _PROBE_LIMIT_S = 0.008  # of one product, or the next size is left out: where a precision is emulated it takes seconds
 
 
-def trial_batch(job: Job, seed: int = 0) -> Batch:
+def trial_batch(workload: Workload, seed: int = 0) -> Batch:
     """Noise and random captions of the right shapes; every caption ends where the longest does."""
     rng = torch.Generator().manual_seed(seed)
-    side, vocab_size = job.model.image.size_px, job.model.text.vocab_size
+    side, vocab_size = workload.model.image.size_px, workload.model.text.vocab_size
     assert vocab_size is not None
-    images = torch.randint(0, 256, (job.batch_size, side, side, 3), dtype=torch.uint8, generator=rng)
-    tokens = torch.randint(1, vocab_size - 1, (job.batch_size, job.text_tokens), generator=rng)
+    images = torch.randint(0, 256, (workload.batch_size, side, side, 3), dtype=torch.uint8, generator=rng)
+    tokens = torch.randint(1, vocab_size - 1, (workload.batch_size, workload.text_tokens), generator=rng)
     tokens[:, -1] = vocab_size - 1
     return Batch(images, tokens)
 
@@ -41,7 +41,7 @@ class Task:
     """Steps to make under several settings."""
 
     config: TrainConfig
-    job: Job
+    workload: Workload
     settings: tuple[Setting, ...]
 
 
@@ -49,12 +49,12 @@ class Trial:
     """The steps of a task, ready to be timed again and again. Settings that only compute otherwise share a state."""
 
     def __init__(self, task: Task) -> None:
-        runtime = replace(task.config.runtime, recompute=False, compile=False)
-        config = replace(task.config, model=task.job.model, runtime=runtime)
+        runtime = replace(task.config.runtime, recompute=task.workload.recompute, compile=False)
+        config = replace(task.config, model=task.workload.model, runtime=runtime)
         self._devices = {label: open_device(label) for label in {setting.device for setting in task.settings}}
         threads = task.settings[0].threads
         self._states = {name: fresh_state(config, device, "fp32", threads) for name, device in self._devices.items()}
-        batch = trial_batch(task.job)
+        batch = trial_batch(task.workload)
         self._watches = {
             setting: Stopwatch(_stepper(self._states[setting.device], batch), self._devices[setting.device].synchronize)
             for setting in task.settings
@@ -79,10 +79,15 @@ class Trial:
 
 
 def time_steps(
-    config: TrainConfig, job: Job, settings: Sequence[Setting], *, limit_s: float, min_samples: int = MIN_SAMPLES
+    config: TrainConfig,
+    workload: Workload,
+    settings: Sequence[Setting],
+    *,
+    limit_s: float,
+    min_samples: int = MIN_SAMPLES,
 ) -> dict[Setting, Timing]:
     """Steps in this process, once."""
-    with closing(Trial(Task(config, job, tuple(settings)))) as trial:
+    with closing(Trial(Task(config, workload, tuple(settings)))) as trial:
         return trial.time(settings, limit_s=limit_s, min_samples=min_samples)
 
 
@@ -90,14 +95,12 @@ def _stepper(state: TrainState, batch: Batch) -> Callable[[], object]:
     return lambda: train_step(state, batch, lr=_TRIAL_LR)
 
 
-def sample_of(setting: Setting, job: Job, timing: Timing, peak_bytes: int | None = None) -> StepSample:
+def sample_of(setting: Setting, workload: Workload, timing: Timing, peak_bytes: int | None = None) -> StepSample:
     return StepSample(
         device=setting.device,
         precision=setting.precision,
         threads=setting.threads,
-        model=model_keys(job.model),
-        batch_size=job.batch_size,
-        text_tokens=job.text_tokens,
+        workload=workload.to_dict(),
         step_s=timing.mean_s,
         iqr_s=timing.iqr_s,
         peak_bytes=peak_bytes,
@@ -126,7 +129,7 @@ class TrialProcess:
         except (RuntimeError, MemoryError) as error:
             words = "out of memory" if is_out_of_memory(error) else str(error).strip().splitlines()[0]
         last = self._tasks[-1]
-        raise DeviceError(f"{words} at batch size {last.job.batch_size} on {last.settings[0].device}")
+        raise DeviceError(f"{words} at batch size {last.workload.batch_size} on {last.settings[0].device}")
 
     def close(self) -> None:
         self._process.shutdown()

@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from clipctl.config.sections import DataConfig
+from clipctl.data.bad import BadPictureError
 from clipctl.data.cache import DiskCache, RamCache, open_cache, pictures_dir
 from clipctl.data.catalog import leakage_notes, leakage_of, open_data
-from clipctl.data.decoding import BadPictureError
+from clipctl.data.held_out import read_held_out
 from clipctl.data.images import Augmentation
-from clipctl.data.loader import PairDataset, read_held_out
+from clipctl.data.loader import PairDataset
 from clipctl.data.sampling import (
     EpochSampler,
     Key,
@@ -250,7 +251,9 @@ def test_recall_counts_every_caption(tmp_path):
     val = open_data(config_of(path)).val
     held_out = read_held_out(val, CharacterTokenizer(val.alphabet(), 32), 16, 3)
     counts = [len(val.captions(index)) for index in range(len(val))]
-    assert held_out.right.sum(axis=1).tolist() == counts and len(held_out.captions) == sum(counts)
+    assert held_out.matches.rows(np.arange(len(val))).sum(axis=1).tolist() == counts and len(held_out.captions) == sum(
+        counts
+    )
     rows = sum(len(batch.tokens) for batch in held_out.batches) + sum(map(len, held_out.more_tokens))
     assert rows == sum(counts)
 
@@ -361,7 +364,7 @@ def test_equal_held_out_pictures_are_right_for_each_others_captions(tmp_path):
     held_out = read_held_out(open_data(config_of(path, val=str(path))).val, CharacterTokenizer("c 0123456", 16), 16, 6)
     expected = np.eye(6, dtype=bool)
     expected[0, 1] = expected[1, 0] = True
-    assert (held_out.right == expected).all()
+    assert (held_out.matches.rows(np.arange(6)) == expected).all()
     assert (held_out.batches[0].positives.numpy() == expected).all()
 
 

@@ -7,8 +7,10 @@ import pytest
 import torch
 from PIL import Image
 
-from clipctl.data.decoding import BadPictureError, open_picture, to_square
-from clipctl.data.images import MEAN, STD, Augmentation, augment, crop_box, normalise, resized, to_area
+from clipctl.data.bad import BadPictureError
+from clipctl.data.decoding import open_picture, to_square
+from clipctl.data.images import Augmentation, augment, crop_box, resized, to_area
+from clipctl.model.encoder import MEAN, STD, normalise
 from tests.data.files import bomb, jpeg, pixels
 
 RED, BLUE = (200, 30, 30), (30, 30, 200)

@@ -11,19 +11,21 @@ from typer.testing import CliRunner
 from clipctl.bench.measure import BenchRequest, bench
 from clipctl.cli.app import app
 from clipctl.config.layers import Layer, resolve
+from clipctl.config.quantities import Interval
 from clipctl.errors import DeviceError
 from clipctl.hardware import devices
 from clipctl.hardware.devices import open_device
 from clipctl.hardware.profile import load_profile
 from clipctl.hardware.timing import Timing
-from clipctl.model.forecast import Job, Setting
+from clipctl.model.workload import Setting, Workload
 from clipctl.runs.rundir import RunDir
 from clipctl.training import choice, loop, preflight
 from clipctl.training.plan import make_plan
 from clipctl.training.preflight import known_fault, verify_device
-from clipctl.training.resume import prepare_resumption
+from clipctl.training.session import resume_run
 from clipctl.training.trial import time_steps
 from tests.conftest import MICRO
+from tests.conftest import train as carry_out
 from tests.devices import fake
 from tests.faults.trainer import digest
 
@@ -58,7 +60,7 @@ def test_out_of_memory_is_recognised_and_says_what_would_fit(tmp_path):
     plan = plan_for(device="fake")
     run = RunDir.create(tmp_path, "tiny", "run")
     with fake.using(memory_bytes=20_000), pytest.raises(DeviceError, match="fake is out of memory at batch") as caught:
-        loop.train(plan, run)
+        carry_out(plan, run)
     assert caught.value.hint is not None and caught.value.hint.startswith("try --batch-size ")
     assert devices.is_out_of_memory(caught.value.__cause__)
 
@@ -69,7 +71,7 @@ def test_out_of_memory_is_recognised_and_says_what_would_fit(tmp_path):
 def timings(seconds, monkeypatch):
     """Let trials take the seconds that are given by device."""
 
-    def pretend(config, job, settings, *, limit_s, min_samples=3):
+    def pretend(config, workload, settings, *, limit_s, min_samples=3):
         return {one: Timing(seconds[one.device], (seconds[one.device],) * 3) for one in settings}
 
     monkeypatch.setattr(choice, "time_steps", pretend)
@@ -87,10 +89,10 @@ def timings(seconds, monkeypatch):
 def test_the_device_that_was_measured_faster_is_chosen(seconds, expected, monkeypatch):
     timings(seconds, monkeypatch)
     plan = plan_for(precision="fp32", steps=1_000_000)
-    assert plan.device.label == expected
-    assert plan.device.reason.startswith(f"measured {seconds[expected]:g} s a step")
+    assert plan.placement.device.label == expected
+    assert plan.placement.device.reason.startswith(f"measured {seconds[expected]:g} s a step")
     for label, value in seconds.items():
-        assert label == expected or f"{label} {value:g} s" in plan.device.reason
+        assert label == expected or f"{label} {value:g} s" in plan.placement.device.reason
 
 
 def test_a_choice_is_remembered(monkeypatch):
@@ -103,25 +105,25 @@ def test_a_choice_is_remembered(monkeypatch):
 def test_a_short_run_is_not_worth_measuring(monkeypatch):
     monkeypatch.setattr(choice, "time_steps", lambda *_, **__: pytest.fail("measured"))
     plan = plan_for(steps=1)
-    assert plan.device.label == "cpu" and plan.device.reason.startswith("through in about")
+    assert plan.placement.device.label == "cpu" and plan.placement.device.reason.startswith("through in about")
 
 
 def test_a_long_run_that_cannot_be_measured_goes_by_what_is_usual(monkeypatch):
     monkeypatch.setattr(choice, "LIMIT_WITH_ACCELERATOR_S", 0.0)
     plan = plan_for(steps=10_000_000)
-    assert plan.device.label == "fake" and "usually faster" in plan.device.reason
+    assert plan.placement.device.label == "fake" and "usually faster" in plan.placement.device.reason
 
 
 def test_a_run_goes_on_elsewhere_in_a_precision_that_suits():
     before = Setting("fake", "bf16", 1)
     config = resolve([Layer("test", {**SETTINGS, "runtime.device": "cpu"})])
-    assert make_plan(config, before).precision.value == "fp32"
+    assert make_plan(config, before).placement.precision.value == "fp32"
 
 
 def test_real_trials_take_turns_on_all_devices():
     plan = plan_for(device="cpu")
     settings = [Setting(device, "fp32", 1) for device in ("cpu", "fake", "hybrid")]
-    found = time_steps(plan.config, plan.job, settings, limit_s=0.0)
+    found = time_steps(plan.config, plan.forecast.workload, settings, limit_s=0.0)
     assert all(len(found[one].samples_s) == 3 for one in settings)
     assert found[settings[1]].median_s > found[settings[0]].median_s  # the fake one is Python
 
@@ -131,7 +133,7 @@ def test_real_trials_take_turns_on_all_devices():
 
 def train(root, name, plan, checkpoint=None):
     run = RunDir.create(root, "tiny", name)
-    loop.train(plan, run, resume_from=checkpoint)
+    carry_out(plan, run, resume_from=checkpoint)
     run.release()
     return run
 
@@ -156,12 +158,12 @@ def test_a_broken_run_ends_like_an_unbroken_one_bit_for_bit(tmp_path, device, pr
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", stop_after_three())
-        saving = replace(plan, config=replace(plan.config, save=replace(plan.config.save, every="1e")))
+        saving = replace(plan, config=replace(plan.config, save=replace(plan.config.save, every=Interval(1, "e"))))
         with pytest.raises(Stop):
-            loop.train(saving, run)
-    resumption = prepare_resumption(run, [], which=None, allow_change=False)
+            carry_out(saving, run)
+    resumption = resume_run(run)
     assert (resumption.step, resumption.plan.device.label) == (3, device)
-    loop.train(resumption.plan, run, resume_from=resumption.checkpoint)
+    carry_out(resumption.plan, run, resume_from=resumption.checkpoint)
     assert digest(run, 6) == digest(whole, 6)
 
 
@@ -172,13 +174,13 @@ def test_auto_goes_on_where_the_run_began(tmp_path, monkeypatch):
     run = train(tmp_path, "run", replace(begun, total_steps=3))
     timings({"cpu": 0.01, "fake": 0.05, "hybrid": 0.07}, monkeypatch)
     monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path / "elsewhere"))
-    resumption = prepare_resumption(run, [], which=None, allow_change=False)
+    resumption = resume_run(run)
     assert (resumption.plan.device.label, resumption.plan.device.reason) == ("fake", "as the run began")
 
 
 def test_the_peak_is_that_of_the_device(tmp_path):
     run = RunDir.create(tmp_path, "tiny", "run")
-    summary = loop.train(plan_for(device="fake"), run)
+    summary = carry_out(plan_for(device="fake"), run)
     assert summary.device == "fake" and 0 < summary.peak_memory_bytes < 50e6
 
 
@@ -319,10 +321,10 @@ def test_products_that_apples_first_chips_get_wrong_are_refused(chip, torch_vers
     device = replace(open_device("cpu"), label="mps", image=torch.device("mps"), text=torch.device("mps"), name=chip)
     model = resolve([Layer("test", {"preset": preset})]).model
     if limit is None:
-        assert known_fault(device, Job(model, 10_000, 77)) is None
+        assert known_fault(device, Workload(model, 10_000, 77)) is None
         return
-    assert known_fault(device, Job(model, limit, 77)) is None
-    words = known_fault(device, Job(model, limit + 1, 77))
+    assert known_fault(device, Workload(model, limit, 77)) is None
+    words = known_fault(device, Workload(model, limit + 1, 77))
     assert "193487" in words and words.endswith(f"batches up to {limit}")
 
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from clipctl.config.layers import Layer, resolve
-from clipctl.data.loader import Batch
+from clipctl.data.batch import Batch
 from clipctl.hardware.devices import open_device
 from clipctl.training.state import fresh_state
 from clipctl.training.step import train_step

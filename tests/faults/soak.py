@@ -22,9 +22,9 @@ from clipctl.errors import CheckpointError
 from clipctl.runs.checkpoint import read_checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training import loop
-from clipctl.training.resume import prepare_resumption
-from clipctl.training.state import read_checkpoint as load_checkpoint
+from clipctl.training import attempt
+from clipctl.training.session import resume_run
+from clipctl.training.state import read_tensors
 from tests.faults.test_damage import FILES, flip_a_bit, truncate
 from tests.faults.trainer import SETTINGS, digest, finish, start, wait_until
 
@@ -124,14 +124,14 @@ def soak_kills(table: Table, base: Path, chance: random.Random, kills: int, *, i
     with ThreadPoolExecutor(LANES) as pool:
         while left > 0:
             shares = [min(KILLS_PER_RUN, left), min(KILLS_PER_RUN, left - min(KILLS_PER_RUN, left))]
-            jobs = [
+            workloads = [
                 pool.submit(episode, chance.random(), share, base / f"{in_save}-{number}-{lane}")
                 for lane, share in enumerate(shares)
                 if share
             ]
             number += 1
-            for job in jobs:
-                hits, survived, detail = job.result()
+            for workload in workloads:
+                hits, survived, detail = workload.result()
                 table.add(fault, tries=hits, survived=hits if survived else 0, detail=detail)
                 left -= hits
             say(f"{fault}: {kills - left} of {kills}")
@@ -147,8 +147,8 @@ def soak_damage(table: Table, original: RunDir, base: Path, chance: random.Rando
     """Damage one place in the newest checkpoint; it must be refused with the model untouched, and passed over."""
     damage = {"truncation": truncate, "flipped bit": flip_a_bit}[fault]
     run = RunDir(base / "run")
-    plan = prepare_resumption(original, [], which=None, allow_change=False).plan
-    state = loop.make_state(plan)
+    plan = resume_run(original).plan
+    state = attempt.make_state(plan)
     before = [parameter.detach().clone() for parameter in state.model.parameters()]
     for _ in range(tries):
         shutil.rmtree(run.path, ignore_errors=True)
@@ -159,10 +159,10 @@ def soak_damage(table: Table, original: RunDir, base: Path, chance: random.Rando
         damage(last.path / name, chance)
         caught = False
         try:
-            load_checkpoint(state, read_checkpoint(last.path))
+            read_tensors(state, read_checkpoint(last.path))
         except CheckpointError:
             caught = all(torch.equal(old, new) for old, new in zip(before, state.model.parameters(), strict=True))
-        resumption = prepare_resumption(run, [], which=None, allow_change=False)
+        resumption = resume_run(run)
         passed_over = resumption.step < LAST_STEP and any(last.path.name in note for note in resumption.notes)
         table.add(fault, tries=1, survived=int(caught and passed_over), detail=f"{name}, {resumption.notes}")
 

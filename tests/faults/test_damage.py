@@ -10,9 +10,10 @@ from clipctl.errors import CheckpointError
 from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, read_checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training import loop
+from clipctl.training import attempt
 from clipctl.training.plan import make_plan
-from clipctl.training.state import read_checkpoint as load_checkpoint
+from clipctl.training.state import read_tensors
+from tests.conftest import train
 
 FILES = (MANIFEST, MODEL, OPTIMIZER, STATE)
 
@@ -24,7 +25,7 @@ def original(tmp_path_factory):
 
     run = RunDir.create(tmp_path_factory.mktemp("original"), "tiny", "run")
     plan = make_plan(resolve([Layer("test", {**MICRO, "save.every": "1e"})]))
-    loop.train(plan, run)
+    train(plan, run)
     return run, plan
 
 
@@ -37,10 +38,10 @@ def assert_caught(run, plan):
     """The newest is passed over by name, and loading it by force changes nothing in the model."""
     chosen, skipped = CheckpointStore(run).newest_valid()
     assert chosen is not None and chosen.step == 3 and "step-00000006" in skipped[0]
-    state = loop.make_state(plan)
+    state = attempt.make_state(plan)
     before = [parameter.detach().clone() for parameter in state.model.parameters()]
     with pytest.raises(CheckpointError):
-        load_checkpoint(state, read_checkpoint(run.checkpoints_dir / "step-00000006"))
+        read_tensors(state, read_checkpoint(run.checkpoints_dir / "step-00000006"))
     assert all(torch.equal(old, new) for old, new in zip(before, state.model.parameters(), strict=True))
     assert not state.optimizer.state and state.step == 0
 
@@ -105,6 +106,6 @@ def test_weights_of_another_model_are_refused_by_name(run, original):
 
     plan = original[1]
     other = dataclasses.replace(plan.config.model, embed_dim=8)
-    state = loop.make_state(dataclasses.replace(plan, config=dataclasses.replace(plan.config, model=other)))
+    state = attempt.make_state(dataclasses.replace(plan, config=dataclasses.replace(plan.config, model=other)))
     with pytest.raises(CheckpointError, match=r"image\.projection.* is .*, expected .*"):
-        load_checkpoint(state, read_checkpoint(run.checkpoints_dir / "step-00000006"))
+        read_tensors(state, read_checkpoint(run.checkpoints_dir / "step-00000006"))

@@ -5,24 +5,26 @@ import dataclasses
 import pytest
 import torch
 
+from clipctl.config.quantities import Interval
 from clipctl.errors import TrainingError
 from clipctl.runs.metrics import read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training import loop
+from clipctl.training import attempt, loop
 from clipctl.training.divergence import LIMIT_IN_A_ROW
 from clipctl.training.plan import make_plan
 from clipctl.training.state import nonfinite_tensors
 from clipctl.training.step import train_step
+from tests.conftest import train
 
 
 @pytest.fixture
 def state(micro):
-    return loop.make_state(make_plan(micro))
+    return attempt.make_state(make_plan(micro))
 
 
 def batches(plan):
-    return loop.make_loader(plan).epoch(1)
+    return attempt.make_loader(plan).epoch(1)
 
 
 def snapshot(state):
@@ -61,7 +63,7 @@ def train_with_broken_steps(config, root, monkeypatch, broken):
 
     monkeypatch.setattr(loop, "train_step", step)
     try:
-        return run, loop.train(make_plan(config), run)
+        return run, train(make_plan(config), run)
     except TrainingError as error:
         return run, error
 
@@ -77,7 +79,7 @@ def test_single_steps_are_skipped_recorded_and_survived(micro, tmp_path, monkeyp
 
 
 def test_several_in_a_row_end_the_run_with_a_diagnosis(micro, tmp_path, monkeypatch):
-    save = dataclasses.replace(micro.save, every="2e", keep_best=0)
+    save = dataclasses.replace(micro.save, every=Interval(2, "e"), keep_best=0)
     config = dataclasses.replace(micro, train=dataclasses.replace(micro.train, epochs=6), save=save)
     run, error = train_with_broken_steps(config, tmp_path, monkeypatch, set(range(8, 19)))
     assert isinstance(error, TrainingError)
@@ -90,7 +92,7 @@ def test_several_in_a_row_end_the_run_with_a_diagnosis(micro, tmp_path, monkeypa
     ):
         assert word in str(error)
     assert "learning rate" in str(error) and "batch of 12" in str(error)
-    assert error.hint is not None and "checkpoint is that of step 6" in error.hint and "--lr 0.0004" in error.hint
+    assert error.hint is not None and "checkpoint is from step 6" in error.hint and "--lr 0.0004" in error.hint
     status = run.status()
     assert status is not None and status.state == "failed"
 
@@ -107,7 +109,7 @@ def test_weights_that_are_not_finite_never_become_a_checkpoint(micro, tmp_path, 
 
     monkeypatch.setattr(loop, "train_step", step)
     with pytest.raises(TrainingError, match=r"text\.positions is not finite at step 4"):
-        loop.train(make_plan(dataclasses.replace(micro, save=dataclasses.replace(micro.save, every="2s"))), run)
+        train(make_plan(dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(2, "s")))), run)
     assert [checkpoint.step for checkpoint in CheckpointStore(run).all()] == [2, 3]
 
 
@@ -117,5 +119,5 @@ def test_a_rate_that_is_far_too_high_ends_the_same_way(micro, tmp_path):
     config = dataclasses.replace(micro, optim=optim, train=dataclasses.replace(micro.train, epochs=30))
     run = RunDir.create(tmp_path, "tiny", "run")
     with pytest.raises(TrainingError, match="diverged"):
-        loop.train(make_plan(config), run)
+        train(make_plan(config), run)
     assert all(not checkpoint.problems() for checkpoint in CheckpointStore(run).all())

@@ -15,9 +15,11 @@ from clipctl.errors import SaveError
 from clipctl.runs.metrics import STEP, MetricsWriter, read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training import loop
-from clipctl.training.cadence import SaveCadence
+from clipctl.training import attempt, loop
+from clipctl.training.journal import Nobody
 from clipctl.training.plan import make_plan
+from clipctl.training.saver import SaveCadence
+from tests.conftest import train
 from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs
 
 
@@ -68,9 +70,9 @@ def test_every_amount_of_room_leaves_what_was_there(filesystem, micro):
     root = filesystem(2_000_000)
     run = RunDir.create(root, "tiny", "run")
     plan = make_plan(micro)
-    loop.train(plan, run)
+    train(plan, run)
     before = [(checkpoint.step, checkpoint.manifest) for checkpoint in CheckpointStore(run).all()]
-    state, ballast = loop.make_state(plan), root / "ballast"
+    state, ballast = attempt.make_state(plan), root / "ballast"
     page = os.statvfs(root).f_frsize
     for pages in range(200):
         free = os.statvfs(root).f_bavail * page + (ballast.stat().st_size if ballast.exists() else 0)
@@ -106,13 +108,13 @@ def test_a_full_disk_without_a_full_disk(micro, tmp_path, monkeypatch):
     monkeypatch.setattr(loop, "write_checkpoint", failing)
     said = []
 
-    class Watcher(loop.Nobody):
+    class Watcher(Nobody):
         def warn(self, message):
             said.append(message)
 
     run = RunDir.create(tmp_path, "tiny", "run")
-    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every="1s", keep_best=0))
-    summary = loop.train(make_plan(config), run, Watcher())
+    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(1, "s"), keep_best=0))
+    summary = train(make_plan(config), run, Watcher())
     assert summary.state == "finished" and len(said) == 2
     assert said[0].startswith("the checkpoint of step 2 could not be saved (No space left on device); the last one is")
     events = [row for row in read_rows(run.metrics_file) if row["kind"] == "event"]
@@ -131,9 +133,9 @@ def test_a_failed_save_is_tried_again_when_the_next_is_due(micro, tmp_path, monk
     cadence._tried -= 601
     monkeypatch.setattr(loop, "SaveCadence", lambda every: cadence)
     run = RunDir.create(tmp_path, "tiny", "run")
-    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every="10m", keep_best=0))
+    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(10, "m"), keep_best=0))
     with pytest.raises(SaveError, match=r"step 6 could not be saved .*there is none yet"):
-        loop.train(make_plan(config), run)
+        train(make_plan(config), run)
     events = [row for row in read_rows(run.metrics_file) if row["kind"] == "event"]
     assert [row["step"] for row in events] == [1]
 

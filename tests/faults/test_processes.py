@@ -15,8 +15,9 @@ from clipctl.errors import TrainingError
 from clipctl.runs.metrics import read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training import loop
+from clipctl.training.journal import Nobody
 from clipctl.training.plan import make_plan
+from tests.conftest import train
 from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs, wait_until
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
@@ -123,8 +124,8 @@ def test_a_killed_worker_is_named_and_the_run_goes_on_later(tmp_path, unbroken):
 def loader(micro):
     """One worker, pairs in batches of two."""
     plan = make_plan(micro)
-    source = plan.train_source
-    dataset = PairDataset(source, plan.tokenizer, plan.augmentation, 16, 0, RamCache(source, 16, 0))
+    source = plan.data.train
+    dataset = PairDataset(source, plan.data.tokenizer, plan.data.augmentation, 16, 0, RamCache(source, 16, 0))
     return TrainLoader(dataset, EpochSampler(source, 2, 0), workers=1, fixed_length=True)
 
 
@@ -171,12 +172,12 @@ def test_a_clock_that_jumps_moves_no_duration(micro, tmp_path, monkeypatch):
     monkeypatch.setattr(time, "time", lambda: now + (-1) ** next(calls) * 86_400)
     seen = []
 
-    class Watcher(loop.Nobody):
+    class Watcher(Nobody):
         def progress(self, progress):
             seen.append(progress.eta_s)
 
     run = RunDir.create(tmp_path, "tiny", "run")
-    summary = loop.train(make_plan(micro), run, Watcher())
+    summary = train(make_plan(micro), run, Watcher())
     assert 0 < summary.seconds < 60 and all(eta_s >= 0 for eta_s in seen)
     rows = [row for row in read_rows(run.metrics_file) if row["kind"] == "step"]
     assert all(0 < row["step_s"] < 60 for row in rows)

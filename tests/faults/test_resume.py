@@ -14,7 +14,7 @@ from clipctl.runs.checkpoint import MODEL
 from clipctl.runs.metrics import read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training.resume import prepare_resumption
+from clipctl.training.session import resume_run
 from tests.faults.trainer import SETTINGS, TOTAL_STEPS, digest, finish, start, wait_for_epochs
 from tests.test_runs import rewrite_manifest
 
@@ -101,7 +101,7 @@ def test_data_that_has_changed_is_named_and_refused(finished, monkeypatch):
     plain = SyntheticSource.captions
     monkeypatch.setattr(SyntheticSource, "captions", lambda self, index: [f"{text}!" for text in plain(self, index)])
     with pytest.raises(DataError, match="has changed since the run was stopped"):
-        prepare_resumption(finished, [], which=None, allow_change=False)
+        resume_run(finished)
 
 
 def test_another_machine_is_named(finished):

@@ -7,39 +7,23 @@ from typing import TYPE_CHECKING
 from rich.markup import escape
 
 from clipctl.cli import options, output
-from clipctl.cli.commands.train import asked_layers, data_flags
 from clipctl.cli.views import inspection
 
 if TYPE_CHECKING:
+    from clipctl.config.layers import Layer
     from clipctl.config.sections import TrainConfig
-    from clipctl.data.inspection import Progress
-    from clipctl.data.source import Tell
+    from clipctl.progress import Count, Tell
 
 
+@options.takes(*options.DATA_FLAGS, options.PRESET_FLAG)
 def inspect(
-    source: options.DataToInspect,
-    format: options.DataFormat = None,
-    image_column: options.ImageColumn = None,
-    caption_column: options.CaptionColumn = None,
-    image_root: options.ImageRoot = None,
-    separator: options.Separator = None,
-    val: options.Val = None,
-    val_fraction: options.ValFraction = None,
-    tokenizer: options.Tokenizer = None,
-    preset: options.Preset = None,
-    config: options.Config = None,
-    set: options.Set = None,
+    layers: "list[Layer]",
+    data: options.DataToInspect,
     deep: options.DeepLook = False,
     sheet: options.Sheet = None,
     json: options.Json = False,
 ) -> None:
-    """Say what was understood, what is in it and what is wrong with it."""
-    flags = {
-        **data_flags(source, format, image_column, caption_column, image_root, separator, val, val_fraction, tokenizer),
-        "--preset": ("preset", preset),
-    }
-    layers = asked_layers(config, flags, set or [])
-
+    """Say how data are understood, what is in them and what is wrong with them."""
     from clipctl.config.layers import resolve
     from clipctl.data.inspection import inspect_data
     from clipctl.data.sheet import write_sheet
@@ -47,7 +31,7 @@ def inspect(
 
     asked = resolve(layers)
     with watching() as (tell, progress), interrupts_raised():
-        data, found = inspect_data(
+        opened, found = inspect_data(
             asked.data,
             size_px=asked.model.image.size_px,
             context=asked.model.text.context,
@@ -58,7 +42,7 @@ def inspect(
         )
     model_images_per_s = model_speed(asked, found.vocabulary)
     if sheet:
-        write_sheet(data.train, sheet)
+        write_sheet(opened.train, sheet)
         output.prose().print(f"wrote {sheet}", markup=False)
     if json:
         output.print_json("data-inspect", {**found.to_dict(), "model_images_per_s": model_images_per_s})
@@ -72,17 +56,18 @@ def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
 
     from clipctl.hardware import cpu
     from clipctl.hardware.profile import load_profile
-    from clipctl.model.forecast import ASSUMED_TEXT_TOKENS, CostModel, Job, Setting
+    from clipctl.model.forecast import CostModel
+    from clipctl.model.workload import ASSUMED_TEXT_TOKENS, Setting, Workload
 
     text = replace(config.model.text, vocab_size=config.model.text.vocab_size or vocabulary)
     model = replace(config.model, text=text)
-    job = Job(model, config.train.batch_size, min(ASSUMED_TEXT_TOKENS, text.context), config.runtime.recompute)
-    estimate = CostModel(load_profile()).step_s(Setting("cpu", "fp32", cpu.usable_cores()), job)
+    workload = Workload.of(replace(config, model=model), min(ASSUMED_TEXT_TOKENS, text.context))
+    estimate = CostModel(load_profile()).step_s(Setting("cpu", "fp32", cpu.usable_cores()), workload)
     return config.train.batch_size / estimate.value if estimate else None
 
 
 @contextmanager
-def watching() -> "Iterator[tuple[Tell, Progress]]":
+def watching() -> "Iterator[tuple[Tell, Count]]":
     """What takes long and how far it is: a bar where somebody watches, a line now and then where nobody does."""
     console = output.prose()
     if not console.is_terminal:

@@ -97,6 +97,7 @@ def parse_question(
     return Question(
         model=imagined or settings.model,
         batch_size=batch or settings.train.batch_size,
+        epochs=settings.train.epochs,
         precision=precision,
         memory_bytes=memory_bytes,
         devices=tuple(part for text in devices for part in text.split(",") if part) if devices else None,
@@ -110,11 +111,11 @@ def known_profile(question: "Question", *, measure: bool) -> "Profile":
 
     profile = load_profile()
     if measure:
-        from clipctl.bench.steps import measure_job
+        from clipctl.bench.steps import measure_workload
         from clipctl.hardware.processes import interrupts_raised
 
         with output.saying("measuring") as tell, interrupts_raised():
-            measure_job(question.job, question.precision, question.devices, tell)
+            measure_workload(question.workload, question.precision, question.devices, tell)
         profile = load_profile()
     if not profile.devices:
         from clipctl.hardware.devices import facts

@@ -2,8 +2,6 @@
 
 import shlex
 import time
-from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -15,17 +13,15 @@ from clipctl.runs.rundir import runs_root
 
 if TYPE_CHECKING:
     from clipctl.config.layers import Layer
-    from clipctl.data.source import Tell
-    from clipctl.runs.rundir import RunDir
-    from clipctl.training.loop import Progress
-    from clipctl.training.plan import TrainPlan
-    from clipctl.training.resume import Resumption
+    from clipctl.training.attempt import TrainSummary
+    from clipctl.training.journal import Progress
+    from clipctl.training.session import Session
 
 NEXT_COMMANDS = (
     ("the whole run on one screen", "clipctl monitor --once"),
     ("more pictures, harder to tell apart", "clipctl train synthetic:2000 --epochs 20"),
-    ("the size the notes measured: see the plan first", "clipctl train --preset small --dry-run"),
-    ("your own pictures: what would be understood", "clipctl data inspect --help"),
+    ("a 77M-parameter model: see the plan first", "clipctl train --preset small --dry-run"),
+    ("your own pictures: how they would be read", "clipctl data inspect --help"),
 )
 NEXT_WITH_OWN_DATA = (
     ("the whole run on one screen", "clipctl monitor --once"),
@@ -44,34 +40,10 @@ class TrainCommand(LightCommand):
         return super().parse_args(ctx, args)
 
 
+@options.takes(*options.TRAIN_FLAGS)
 def train(
-    source: options.Data = None,
-    preset: options.Preset = None,
-    config: options.Config = None,
-    set: options.Set = None,
-    epochs: options.Epochs = None,
-    steps: options.Steps = None,
-    batch_size: options.BatchSize = None,
-    lr: options.Lr = None,
-    seed: options.Seed = None,
-    save_every: options.SaveEvery = None,
-    keep_last: options.KeepLast = None,
-    keep_best: options.KeepBest = None,
-    device: options.Device = None,
-    precision: options.Precision = None,
-    threads: options.Threads = None,
-    workers: options.Workers = None,
-    recompute: options.Recompute = False,
-    compile: options.Compile = False,
-    format: options.DataFormat = None,
-    image_column: options.ImageColumn = None,
-    caption_column: options.CaptionColumn = None,
-    image_root: options.ImageRoot = None,
-    separator: options.Separator = None,
-    val: options.Val = None,
-    val_fraction: options.ValFraction = None,
-    tokenizer: options.Tokenizer = None,
-    cache: options.Cache = None,
+    asked: "list[Layer]",
+    data: options.Data = None,
     runs_dir: options.RunsDir = None,
     name: options.Name = None,
     resume: options.Resume = None,
@@ -82,170 +54,101 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train a CLIP model, by default on built-in pictures in about a minute."""
-    if detach and not dry_run:
-        background.start(runs_root(runs_dir), preset or "tiny", name, resume, as_json=json)
-        return
-    flags = {
-        **data_flags(source, format, image_column, caption_column, image_root, separator, val, val_fraction, tokenizer),
-        "--cache": ("runtime.cache", cache),
-        "--preset": ("preset", preset),
-        "--epochs": ("train.epochs", epochs),
-        "--steps": ("train.steps", steps),
-        "--batch-size": ("train.batch_size", batch_size),
-        "--lr": ("optim.lr", lr),
-        "--seed": ("train.seed", seed),
-        "--save-every": ("save.every", save_every),
-        "--keep-last": ("save.keep_last", keep_last),
-        "--keep-best": ("save.keep_best", keep_best),
-        "--device": ("runtime.device", device),
-        "--precision": ("runtime.precision", precision),
-        "--threads": ("runtime.threads", threads),
-        "--workers": ("runtime.workers", workers),
-        "--recompute": ("runtime.recompute", "true" if recompute else None),
-        "--compile": ("runtime.compile", "true" if compile else None),
-    }
-    layers = asked_layers(config, flags, set or [])
     root, console = runs_root(runs_dir), output.prose()
+    if resume is None:
+        check_settings(asked)  # what was mistyped is said before torch is loaded
+    if detach and not dry_run:
+        background.start(root, preset_of(asked), name, resume, as_json=json)
+        return
     with output.saying("looking at data and machine") as tell:
-        if resume is None:
-            check_settings(layers)  # what was mistyped is said before torch is loaded
-
-        from clipctl.config.layers import resolve
-        from clipctl.hardware import disk
-        from clipctl.monitor.watch import RunWatcher
-        from clipctl.runs.rundir import RunDir
-        from clipctl.training import loop
-        from clipctl.training.plan import make_plan
+        from clipctl.training import session as sessions
 
         if resume is not None:
-            run, resumption = find_resumption(root, resume, layers, allow_change, tell)
-            plan, checkpoint = resumption.plan, resumption.checkpoint
+            session = sessions.resume(root, resume, asked, allow_change=allow_change, tell=tell)
         else:
-            plan, checkpoint = make_plan(resolve(layers), tell=tell), None
-    for note in resumption.notes if resume is not None else ():
+            session = sessions.prepare(asked, root, name=name, tell=tell)
+    for note in session.notes:
         console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     if dry_run:
-        if json:
-            output.print_json("train-plan", training.plan_document(plan))
-        else:
-            output.data().print(training.plan_table(plan))
+        show_plan(session, as_json=json)
         return
-    place, copies = (run.path, 1) if checkpoint else (root, 2)  # a run that has one needs room for one more
-    if problem := plan.memory_problem() or plan.disk_problem(disk.free_bytes(place), copies):
-        raise problem
-    plan = verified_plan(plan, console, allow_unverified=allow_unverified_device, may_change=resume is None)
-    if resume is None:
-        run = RunDir.create(root, plan.config.preset, name)
-    elif resumption.is_finished:
-        console.print(f"{run.path} is finished: {resumption.step} steps, nothing is left to do", markup=False)
-    console.print(training.plan_table(plan))
-    console.print(f"run          {run.path}" + (f", from step {checkpoint.step}" if checkpoint else ""), markup=False)
+    session = session.checked(allow_unverified_device=allow_unverified_device, tell=lambda words: say(console, words))
+    session = session.opened()
+    show_start(console, session)
     with TerminalWatcher(console) as watcher:
-        summary = loop.train(plan, run, watcher, resume_from=checkpoint)
-    for alert in RunWatcher(run).look(time.monotonic()).alerts:
-        words = f"warning: {alert.what}: {alert.why}; {alert.todo}"
-        if alert.name != "bad_pictures":  # those are listed by name
-            console.print(output.plain(words, style="yellow"), soft_wrap=True)
-    if summary.bad_pictures:
-        console.print(training.bad_pictures_text(summary.bad_pictures), soft_wrap=True)
+        summary = session.train(watcher)
+    show_warnings(console, session, summary)
     if json:
         output.print_json("train", summary.to_dict())
-        return
-    answer = output.data()
-    answer.print(f"\n{training.summary_text(summary)}\n", markup=False, soft_wrap=not answer.is_terminal)
-    data = shlex.join(source or plan.config.data.source)
-    for purpose, command in NEXT_COMMANDS if plan.train_source.is_drawn else NEXT_WITH_OWN_DATA:
-        if data in command.split():  # it was just done
-            continue
-        answer.print(f"  {command.format(data=data):<44} # {purpose}", markup=False, soft_wrap=True)
+    else:
+        show_summary(session, summary)
 
 
-def check_settings(layers: "list[Layer]") -> None:
-    """Raise where a setting is none, or data are not there."""
+def check_settings(asked: "list[Layer]") -> None:
+    """Raise if a setting is invalid, or data are not there."""
     from clipctl.config.layers import resolve
     from clipctl.config.sections import is_synthetic
     from clipctl.data.formats.recognise import check_place
 
-    data = resolve(layers).data
+    data = resolve(asked).data
     for place in (*data.source, *([data.val] if data.val else [])):
         if not is_synthetic(place):
             check_place(place)
 
 
-Flags = dict[str, tuple[str, Any]]  # the setting that a flag stands for, and its value; None: not given
+def preset_of(asked: "list[Layer]") -> str:
+    """The preset that flags or the config file name."""
+    return str(next((layer.values["preset"] for layer in reversed(asked) if "preset" in layer.values), "tiny"))
 
 
-def data_flags(
-    source: list[str] | None,
-    format: str | None,
-    image_column: str | None,
-    caption_column: str | None,
-    image_root: str | None,
-    separator: str | None,
-    val: str | None,
-    val_fraction: str | None,
-    tokenizer: str | None,
-) -> Flags:
-    """How data are read, for every command that reads them."""
-    return {
-        "DATA": ("data.source", source or None),
-        "--format": ("data.format", format),
-        "--image-column": ("data.image_column", image_column),
-        "--caption-column": ("data.caption_column", caption_column),
-        "--image-root": ("data.image_root", image_root),
-        "--separator": ("data.separator", separator),
-        "--val": ("data.val", val),
-        "--val-fraction": ("data.val_fraction", val_fraction),
-        "--tokenizer": ("data.tokenizer", tokenizer),
-    }
+# --- what is said ---------------------------------------------------------------------------------------------
 
 
-def asked_layers(file: Path | None, flags: Flags, assignments: list[str]) -> "list[Layer]":
-    """The file's settings, over them the flags (or their environment variables), over them --set."""
-    from clipctl.config.layers import Layer, load_yaml, parse_assignments
-
-    layers = [load_yaml(file)] if file else []
-    layers += [Layer(flag, {key: value}) for flag, (key, value) in flags.items() if value is not None]
-    return [*layers, parse_assignments(assignments)]
+def say(console: Console, words: str) -> None:
+    console.print(output.plain(words, style="yellow" if words.startswith("warning") else ""), soft_wrap=True)
 
 
-def verified_plan(plan: "TrainPlan", console: Console, *, allow_unverified: bool, may_change: bool) -> "TrainPlan":
-    """The plan with the word whether its device computes what the CPU does. Where it does not, `auto` falls back to the
-    CPU if the run has not begun yet; a device that was asked for is an error."""
-    from clipctl.training.plan import make_plan
-    from clipctl.training.preflight import device_error, verify_device
-
-    verdict = verify_device(plan)
-    if verdict is None:
-        return plan
-    if verdict.passed:
-        console.print(f"preflight    {verdict.words} ({verdict.seconds:.1f} s)", markup=False, soft_wrap=True)
-        return replace(plan, verified=verdict.state)
-    falls_back = may_change and plan.config.runtime.device == "auto"
-    if not allow_unverified and not falls_back:
-        raise device_error(verdict)
-    words = f"warning: {device_error(verdict)}"
-    console.print(words, style="yellow", markup=False, soft_wrap=True)
-    if allow_unverified:
-        return replace(plan, verified=verdict.state)
-    console.print("training on the CPU instead", style="yellow")
-    return make_plan(replace(plan.config, runtime=replace(plan.config.runtime, device="cpu")))
+def show_plan(session: "Session", *, as_json: bool) -> None:
+    if as_json:
+        output.print_json("train-plan", training.plan_document(session.plan))
+    else:
+        output.data().print(training.plan_table(session.plan))
 
 
-def find_resumption(
-    root: Path, text: str, layers: "list[Layer]", allow_change: bool, tell: "Tell"
-) -> "tuple[RunDir, Resumption]":
-    """The run that RUN, RUN@best or RUN@STEP names, locked, and how it goes on."""
-    from clipctl.runs.store import find_unfinished
-    from clipctl.training.resume import prepare_resumption
+def show_start(console: Console, session: "Session") -> None:
+    assert session.run is not None
+    if session.is_finished:
+        console.print(f"{session.run.path} is finished: {session.step} steps, nothing is left to do", markup=False)
+    console.print(training.plan_table(session.plan))
+    where = f", from step {session.step}" if session.checkpoint else ""
+    console.print(f"run          {session.run.path}{where}", markup=False)
 
-    run, which = find_unfinished(root, text)
-    run.acquire()
-    return run, prepare_resumption(run, layers, which=which, allow_change=allow_change, tell=tell)
+
+def show_warnings(console: Console, session: "Session", summary: "TrainSummary") -> None:
+    """What the monitor would warn of at the end, and pictures that could not be used."""
+    from clipctl.monitor.watch import RunWatcher
+
+    assert session.run is not None
+    for alert in RunWatcher(session.run).look(time.monotonic()).alerts:
+        if alert.name != "bad_pictures":  # those are listed by name
+            say(console, f"warning: {alert.what}: {alert.why}; {alert.todo}")
+    if summary.bad_pictures:
+        console.print(training.bad_pictures_text(summary.bad_pictures), soft_wrap=True)
+
+
+def show_summary(session: "Session", summary: "TrainSummary") -> None:
+    """The result, then what to do next."""
+    answer = output.data()
+    answer.print(f"\n{training.summary_text(summary)}\n", markup=False, soft_wrap=not answer.is_terminal)
+    is_drawn, data = session.plan.data.train.is_drawn, shlex.join(session.plan.config.data.source)
+    for purpose, command in NEXT_COMMANDS if is_drawn else NEXT_WITH_OWN_DATA:
+        if data in command.split():  # it was just done
+            continue
+        answer.print(f"  {command.format(data=data):<44} # {purpose}", markup=False, soft_wrap=True)
 
 
 class TerminalWatcher:
-    """A row every few seconds; below them, where somebody is watching, a bar. Warnings in between."""
+    """A row every few seconds; in a terminal also a bar below them. Warnings in between."""
 
     def __init__(self, console: Console) -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn

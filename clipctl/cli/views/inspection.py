@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def view(found: "Inspection", preset: str, model_images_per_s: float | None) -> Table:
-    from clipctl.data.catalog import bad_lines
+    from clipctl.data.bad import bad_lines
 
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")

@@ -35,14 +35,14 @@ def parts(answer: Recommendation) -> Iterator[Text]:
 def _candidate_table(answer: Recommendation) -> Text:
     rows = [("device", "fits", "needs", "has", "step", "epoch", "max batch", "basis")]
     for one in answer.candidates:
-        step = one.step_s
+        step = one.ranked.step_s
         epoch = step.scaled(answer.steps_per_epoch).value if step else None
         rows.append(
             (
-                f"{one.device} {one.precision}{'*' if one.simulated else ''}",
-                "yes" if one.fits else "no",
-                units.size(one.memory_bytes),
-                units.size(one.available_bytes),
+                f"{one.device} {one.ranked.setting.precision}{'*' if one.simulated else ''}",
+                "yes" if one.ranked.fits else "no",
+                units.size(one.ranked.need_bytes),
+                units.size(one.ranked.available_bytes),
                 _interval(step),
                 "–" if epoch is None else units.duration(epoch),
                 str(one.largest_batch) if one.largest_batch else "none",
@@ -60,22 +60,23 @@ def _interval(estimate: Estimate | None) -> str:
 
 def _memory_words(one: Candidate) -> str:
     parts = {
-        "weights": one.memory.weights_bytes,
-        "gradients": one.memory.gradients_bytes,
-        "moments": one.memory.optimizer_bytes,
-        "activations": one.memory.activations_bytes,
-        "batch": one.memory.batch_bytes,
-        "program": one.memory.process_bytes,
+        "weights": one.ranked.memory.weights_bytes,
+        "gradients": one.ranked.memory.gradients_bytes,
+        "moments": one.ranked.memory.optimizer_bytes,
+        "activations": one.ranked.memory.activations_bytes,
+        "batch": one.ranked.memory.batch_bytes,
+        "program": one.ranked.memory.process_bytes,
         "margin": one.margin_bytes,
     }
     words = ", ".join(f"{name} {units.size(count)}" for name, count in parts.items() if count)
-    return f"memory on {one.device} ({one.memory_basis}): {words}"
+    return f"memory on {one.device} ({one.ranked.memory_basis}): {words}"
 
 
 def _band_table(answer: Recommendation) -> Text:
     devices = [one.device for one in answer.candidates]
-    rows = [("what would change it", "parameters", *(f"{device}, step" for device in devices), "fastest", "the notes")]
+    steps = (f"{device}, step" for device in devices)
+    rows = [("what would change it", "parameters", *steps, "fastest", "rule of thumb")]
     for band in answer.bands:
         steps = ("–" if (one := band.step_s[device]) is None else f"{units.seconds(one.value)}" for device in devices)
-        rows.append((f"{band.name}", band.range, *steps, band.fastest or "–", band.notes))
+        rows.append((f"{band.name}", band.range, *steps, band.fastest or "–", band.rule_of_thumb))
     return output.aligned(rows)

@@ -10,39 +10,39 @@ from clipctl.cli.output import plain
 from clipctl.cli.views import units
 
 if TYPE_CHECKING:
-    from clipctl.training.loop import Progress, TrainSummary
+    from clipctl.training.attempt import TrainSummary
+    from clipctl.training.journal import Progress
     from clipctl.training.plan import TrainPlan
 
 
 def plan_table(plan: "TrainPlan") -> Table:
-    config = plan.config
+    config, data, schedule, placement = plan.config, plan.data, plan.schedule, plan.placement
     image, text = config.model.image, config.model.text
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     rows = {
-        "model": f"{config.preset}, {plan.parameters:,} parameters: "
+        "model": f"{config.preset}, {plan.forecast.parameters:,} parameters: "
         f"image {image.width}×{image.depth} at {image.size_px} px in patches of {image.patch_px}, "
         f"text {text.width}×{text.depth} over {text.vocab_size} symbols",
-        "data": f"{', '.join(plan.config.data.source)}: {len(plan.train_source):,} pictures to train on, "
-        f"{len(plan.val_source):,} held out",
-        **({} if plan.train_source.is_drawn else {"understood": "\n".join(plan.data.words)}),
-        "device": f"{plan.device.kind} ({plan.device.name}) – {plan.device.reason}",
-        "precision": f"{plan.precision.value} – {plan.precision.reason}",
-        "threads": f"{plan.threads.value} – {plan.threads.reason}",
-        "workers": f"{plan.workers.value} – {plan.workers.reason}",
-        **({} if plan.train_source.is_drawn else {"cache": f"{plan.cache.value} – {plan.cache.reason}"}),
-        "steps": f"{plan.total_steps:,}: {plan.epochs:,} epochs of {plan.steps_per_epoch:,}, "
-        f"batch {plan.batch_pairs}, peak rate {config.optim.lr:g}",
+        "data": f"{', '.join(config.data.source)}: {len(data.train):,} pictures to train on, "
+        f"{len(data.val):,} held out",
+        **({} if data.train.is_drawn else {"understood": "\n".join(data.words)}),
+        "device": f"{placement.device.kind} ({placement.device.name}) – {placement.device.reason}",
+        "precision": f"{placement.precision.value} – {placement.precision.reason}",
+        "threads": f"{placement.threads.value} – {placement.threads.reason}",
+        "workers": f"{placement.workers.value} – {placement.workers.reason}",
+        **({} if data.train.is_drawn else {"cache": f"{data.cache.value} – {data.cache.reason}"}),
+        "steps": f"{schedule.total_steps:,}: {schedule.epochs:,} epochs of {schedule.steps_per_epoch:,}, "
+        f"batch size {schedule.batch_pairs}, peak learning rate {config.optim.lr:g}",
         "time": time_line(plan),
         "memory": memory_line(plan),
-        "checkpoints": f"every {units.save_interval(config.save.every)}, about {units.size(plan.checkpoint_bytes)} "
-        f"each; kept: the last {config.save.keep_last}, the best {config.save.keep_best}",
+        "checkpoints": f"every {units.save_interval(config.save.every)}, about "
+        f"{units.size(plan.forecast.checkpoint_bytes)} each; kept: the last {config.save.keep_last}, "
+        f"the best {config.save.keep_best}",
     }
     if config.train.loss == "softmax":
-        rows["chance loss"] = (
-            f"ln {plan.batch_pairs} = {plan.chance_loss:.3f}; a loss that stays there has learnt nothing"
-        )
+        rows["chance loss"] = f"ln {schedule.batch_pairs} = {schedule.chance_loss:.3f}: what guessing gives"
     for label, value in rows.items():
         table.add_row(label, plain(value))
     problem = plan.memory_problem()
@@ -52,52 +52,57 @@ def plan_table(plan: "TrainPlan") -> Table:
 
 
 def memory_line(plan: "TrainPlan") -> str:
-    need, total = plan.memory, plan.memory_need
+    need, total = plan.forecast.memory, plan.forecast.memory_need
     program = f", program {units.size(need.process_bytes)}" if need.process_bytes else ""
     return (
-        f"about {units.size(total.value)} of {units.size(plan.device.memory_bytes)} free – {total.basis} "
+        f"about {units.size(total.value)} of {units.size(plan.placement.device.memory_bytes)} free – {total.basis} "
         f"(weights {units.size(need.weights_bytes)}, gradients {units.size(need.gradients_bytes)}, "
         f"optimizer {units.size(need.optimizer_bytes)}, activations {units.size(need.activations_bytes)}{program})"
     )
 
 
 def time_line(plan: "TrainPlan") -> str:
-    if plan.seconds is None or plan.step_s is None:
-        return "unknown: nothing was measured on this device yet; clipctl bench does"
+    step_s = plan.forecast.step_s
+    if plan.seconds is None or step_s is None:
+        return "unknown: nothing was measured on this device yet; run clipctl bench"
     low, high = units.duration(plan.seconds.low), units.duration(plan.seconds.high)
     return (
-        f"about {units.duration(plan.seconds.value)} ({low} to {high}), {units.seconds(plan.step_s.value)} a step – "
-        f"{plan.step_s.basis}{BASIS_HINTS.get(plan.step_s.basis, '')}"
+        f"about {units.duration(plan.seconds.value)} ({low} to {high}), {units.seconds(step_s.value)} per step – "
+        f"{BASIS_WORDS.get(step_s.basis, step_s.basis)}"
     )
 
 
-BASIS_HINTS = {"prior": "; clipctl bench would make it sure"}
+BASIS_WORDS = {"prior": "rough estimate; run clipctl bench to refine it"}
 
 
 def plan_document(plan: "TrainPlan") -> dict[str, Any]:
     from clipctl.config.layers import to_dict
 
     return {
-        "parameters": plan.parameters,
-        "train_pairs": len(plan.train_source),
-        "val_pairs": len(plan.val_source),
+        "parameters": plan.forecast.parameters,
+        "train_pairs": len(plan.data.train),
+        "val_pairs": len(plan.data.val),
         "understood": list(plan.data.words),
-        "cache": plan.cache.value,
-        "loss_floor": plan.loss_floor,
-        "device": plan.device.kind,
-        "device_reason": plan.device.reason,
-        "precision": plan.precision.value,
-        "threads": plan.threads.value,
-        "workers": plan.workers.value,
-        "decided_s": plan.decided_s,
-        "steps": plan.total_steps,
-        "epochs": plan.epochs,
-        "steps_per_epoch": plan.steps_per_epoch,
-        "chance_loss": plan.chance_loss,
-        "step_s": plan.step_s.to_dict() if plan.step_s else None,
+        "cache": plan.data.cache.value,
+        "loss_floor": plan.data.loss_floor,
+        "device": plan.placement.device.kind,
+        "device_reason": plan.placement.device.reason,
+        "precision": plan.placement.precision.value,
+        "threads": plan.placement.threads.value,
+        "workers": plan.placement.workers.value,
+        "decided_s": plan.placement.decided_s,
+        "steps": plan.schedule.total_steps,
+        "epochs": plan.schedule.epochs,
+        "steps_per_epoch": plan.schedule.steps_per_epoch,
+        "chance_loss": plan.schedule.chance_loss,
+        "step_s": plan.forecast.step_s.to_dict() if plan.forecast.step_s else None,
         "seconds": plan.seconds.to_dict() if plan.seconds else None,
-        "memory": {**asdict(plan.memory), "total_bytes": plan.memory_need.value, "basis": plan.memory_need.basis},
-        "memory_free_bytes": plan.device.memory_bytes,
+        "memory": {
+            **asdict(plan.forecast.memory),
+            "total_bytes": plan.forecast.memory_need.value,
+            "basis": plan.forecast.memory_need.basis,
+        },
+        "memory_free_bytes": plan.placement.device.memory_bytes,
         "notes": list(plan.notes),
         "config": to_dict(plan.config),
     }
@@ -138,7 +143,7 @@ def summary_text(summary: "TrainSummary") -> str:
 
 def bad_pictures_text(reasons: dict[str, str]) -> Text:
     """How many could not be used, and which."""
-    from clipctl.data.catalog import bad_counts, bad_lines
+    from clipctl.data.bad import bad_counts, bad_lines
 
     noun = "picture" if len(reasons) == 1 else "pictures"
     first = f"warning: {len(reasons):,} {noun} could not be used ({bad_counts(reasons.values())}):"

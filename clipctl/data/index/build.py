@@ -17,8 +17,9 @@ from clipctl.data.formats.recognise import recognise
 from clipctl.data.formats.roots import find_roots
 from clipctl.data.formats.rows import CAPTION_LIMIT_CHARACTERS, Hints, Layout, Row, clean_caption, side_of
 from clipctl.data.index.columns import META, IndexFacts, file_facts, read_part, stamps_of
-from clipctl.data.source import Keys, Tell, key_of, mix
+from clipctl.data.source import Keys, key_of, mix
 from clipctl.errors import DataError
+from clipctl.progress import Tell
 
 HASHED_PICTURES = 20_000  # up to so many are compared by their bytes, more by name and size
 HASHED_BYTES = 2**20  # up to so many all of a picture, of larger ones three parts that make as many

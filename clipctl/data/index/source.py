@@ -9,7 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from clipctl.data.decoding import FILE_LIMIT_BYTES, BadPictureError, open_picture, to_square
+from clipctl.data.bad import BadPictureError
+from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_square
 from clipctl.data.index.columns import Index
 from clipctl.data.source import Keys
 

@@ -17,8 +17,8 @@ from clipctl import files
 from clipctl.data.formats.rows import Hints
 from clipctl.data.index.build import build
 from clipctl.data.index.columns import META, SCHEMA, Index, IndexFacts, read_index
-from clipctl.data.source import Tell, silent
 from clipctl.hardware.profile import cache_dir
+from clipctl.progress import Tell, silent
 
 
 def open_index(source: str, hints: Hints, tell: Tell = silent) -> Index:

@@ -1,0 +1,15 @@
+"""What devices are known to compute wrongly, without a word. No torch."""
+
+import re
+
+from clipctl.hardware.profile import torch_version
+
+
+def product_limit(device: str, name: str) -> int | None:
+    """Matrix products at least this long come out wrong on a device; None if no such limit is known.
+
+    Apple's first two chips read past the operands, before torch 2.14 (pytorch issues 193487 and 195163).
+    """
+    is_first = device == "mps" and re.search(r"Apple M[12]\b", name)
+    version = tuple(int(part) for part in re.findall(r"\d+", torch_version())[:2])
+    return 32767 if is_first and version < (2, 14) else None

@@ -1,0 +1,104 @@
+"""Files, pictures, arrays and captions to embeddings, as an evaluation sees them."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+
+from clipctl.data import tokenizers
+from clipctl.data.bad import BadPictureError
+from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_rgb, to_square
+from clipctl.data.index.columns import read_part
+from clipctl.data.tokenizers import Tokenizer
+from clipctl.errors import DataError
+from clipctl.hardware.devices import open_device
+from clipctl.model.encoder import Encoder
+from clipctl.model.weights import load_model
+from clipctl.runs.checkpoint import Checkpoint
+from clipctl.runs.rundir import runs_root
+from clipctl.runs.store import find_checkpoint
+
+BATCH_SIZE = 64
+
+Picture = str | Path | Image.Image | NDArray[np.uint8]  # a file, a Pillow picture, or (H, W, 3) pixels
+Vectors = NDArray[np.float32]  # (N, E), each of length one: a dot product is a cosine similarity
+T = TypeVar("T")
+
+
+class Embedder:
+    """A model that is ready to use. The dot product of two embeddings says how well they match."""
+
+    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, size_px: int) -> None:
+        self._encoder, self._tokenizer, self.size_px = encoder, tokenizer, size_px
+
+    @classmethod
+    def of(cls, checkpoint: Checkpoint, device: str = "cpu") -> "Embedder":
+        """The model of a checkpoint, which is verified first."""
+        model, config, tokenizer = load_model(checkpoint)
+        place = open_device(device)
+        encoder = Encoder(model.place(place.image, place.text), place)
+        return cls(encoder, tokenizers.from_dict(tokenizer), config.model.image.size_px)
+
+    @property
+    def dimensions(self) -> int:
+        return self._encoder.model.image.projection.out_features
+
+    @property
+    def scale(self) -> float:
+        """1 / temperature: what the model multiplies similarities by before a softmax."""
+        return float(self._encoder.model.log_scale.exp())
+
+    def embed_images(self, pictures: Iterable[Picture], *, batch_size: int = BATCH_SIZE) -> Vectors:
+        """(N, E). Each picture is cut to its middle square. Raises DataError for one that cannot be used."""
+        batches = _batches((self._pixels(picture) for picture in pictures), batch_size)
+        return self._joined(self._encoder.images(torch.from_numpy(np.stack(batch))) for batch in batches)
+
+    def embed_texts(self, captions: Iterable[str], *, batch_size: int = BATCH_SIZE) -> Vectors:
+        """(N, E). Captions longer than the model's context are cut."""
+        if isinstance(captions, str):
+            raise TypeError("embed_texts takes several captions: pass a list")
+        batches = _batches((self._tokenizer.encode(caption) for caption in captions), batch_size)
+        return self._joined(self._encoder.texts(torch.from_numpy(np.stack(batch))) for batch in batches)
+
+    def _pixels(self, picture: Picture) -> NDArray[np.uint8]:
+        return np.array(to_square(_opened(picture, self.size_px), self.size_px))
+
+    def _joined(self, parts: Iterable[torch.Tensor]) -> Vectors:
+        found = [part.cpu().numpy() for part in parts]
+        return np.concatenate(found) if found else np.zeros((0, self.dimensions), dtype=np.float32)
+
+
+def load(model: str | Path, *, runs_dir: str | Path | None = None, device: str = "cpu") -> Embedder:
+    """The model that RUN, RUN@best, RUN@last, RUN@STEP or a checkpoint's directory names, ready to embed.
+
+    >>> model = clipctl.load("a1f3@best")
+    >>> model.embed_texts(["a red cat", "two towers"]) @ model.embed_images(["cat.jpg"]).T
+    """
+    return Embedder.of(find_checkpoint(runs_root(runs_dir), str(model)), device)
+
+
+def _opened(picture: Picture, least_px: int) -> Image.Image:
+    """A picture in RGB, from wherever it comes."""
+    if isinstance(picture, Image.Image):
+        return to_rgb(picture)
+    if isinstance(picture, np.ndarray):
+        if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
+            raise DataError(f"pixels must be uint8 of shape (height, width, 3), got {picture.dtype} {picture.shape}")
+        return Image.fromarray(picture)
+    try:
+        return open_picture(read_part(str(picture), 0, FILE_LIMIT_BYTES + 1), least_px)
+    except BadPictureError as error:
+        raise DataError(f"{picture} cannot be used: {error}") from None
+    except OSError as error:
+        raise DataError(f"{picture} cannot be read: {error.strerror or error}") from None
+
+
+def _batches(items: Iterable[T], size: int) -> Iterator[Sequence[T]]:
+    remaining = iter(items)
+    while batch := list(islice(remaining, size)):
+        yield batch

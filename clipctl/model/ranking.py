@@ -1,0 +1,194 @@
+"""Which device, which precision: one ranking for `train --device auto` and `recommend-device`. No torch.
+
+Both ask here, with the same facts they get the same answer. `auto` may first add facts by timing real steps.
+
+The first option is the usual one (the CPU, fp32). Another one must be faster for sure, by a margin: what was measured
+decides first, then forecasts that rest on measurements, then a rule of thumb.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from clipctl.config.sections import PRECISIONS
+from clipctl.hardware.profile import HYBRID
+from clipctl.model import cost
+from clipctl.model.forecast import CostModel, Estimate, apple_speedup, with_margin
+from clipctl.model.workload import Setting, Workload
+
+WORTHWHILE = 1.10  # what departs from the usual must be this much faster
+SHORT_RUN_S = 60.0  # a run this short on the CPU is not worth an accelerator's start
+# The widest interval, relative to the value, that is called high or medium confidence.
+HIGH_SPREAD, MEDIUM_SPREAD = 0.25, 0.6
+
+Confidence = Literal["high", "medium", "low"]
+Name = Callable[[Setting], str]
+
+
+@dataclass(frozen=True)
+class Place:
+    """A device that could be used."""
+
+    device: str
+    available_bytes: int
+    product_limit: int | None = None  # products at least this long come out wrong
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A device with the precision that suits it best, and what the workload would take there."""
+
+    setting: Setting
+    step_s: Estimate | None
+    memory: cost.Memory
+    memory_basis: str
+    need_bytes: int  # margin included
+    available_bytes: int
+    is_right: bool = True  # False: a known fault makes this workload come out wrong there
+
+    @property
+    def fits(self) -> bool:
+        return self.need_bytes <= self.available_bytes
+
+    @property
+    def is_usable(self) -> bool:
+        return self.fits and self.is_right
+
+
+@dataclass(frozen=True)
+class Verdict:
+    setting: Setting
+    reason: str
+    confidence: Confidence
+
+
+def rank_devices(model: CostModel, workload: Workload, candidates: Sequence[Candidate], total_steps: int) -> Verdict:
+    """The device to train on. If nothing fits, the first candidate, and that it fits nowhere."""
+    usable = [one for one in candidates if one.is_usable]
+    if not usable:
+        return Verdict(candidates[0].setting, "it fits nowhere", "high")
+    # A mixture of two devices is worth a thought only if it was measured.
+    options = [one.setting for one in usable if one.setting.device != HYBRID or one.step_s]
+    if len(options) == 1:
+        others = [one.setting.device for one in candidates if not one.is_usable]
+        words = f"it does not fit on {', '.join(others)}" if others else "there is no other device"
+        return Verdict(options[0], words, _confidence(usable[0].step_s))
+    by_speed = fastest(model, workload, options, lambda one: one.device)
+    return by_speed or _by_rule_of_thumb(model, workload, options, total_steps)
+
+
+def rank_precisions(model: CostModel, workload: Workload, setting: Setting) -> Verdict:
+    """The precision for a device. One that is only emulated there, or of which nothing was measured, is no option."""
+    usual, *others = promising(model, setting)
+    options = [usual, *(one for one in others if _is_known(model, workload, one))]
+    found = fastest(model, workload, options, lambda one: one.precision) if len(options) > 1 else None
+    return found or Verdict(usual, "the usual one", "medium")
+
+
+def _is_known(model: CostModel, workload: Workload, setting: Setting) -> bool:
+    estimate = model.step_s(setting, workload)
+    return bool(estimate and estimate.is_sure) or any(model.measured(setting, one) for one in stand_ins(workload))
+
+
+def stand_ins(workload: Workload) -> list[Workload]:
+    """Smaller workloads that can be timed in its place, the most alike first."""
+    cuts = [workload.cut(), *(workload.cut(batch_size=batch_size) for batch_size in (8, 4, 2))]
+    return [one for one in dict.fromkeys([*cuts, workload.cut(batch_size=2, blocks=1)]) if one != workload]
+
+
+def promising(model: CostModel, setting: Setting) -> list[Setting]:
+    """Precisions whose matrix products are clearly faster than in fp32, as far as that is known; fp32 first.
+
+    Products on one core tell: several cores that wait for each other reach next to nothing if another program is busy,
+    and an emulated precision would look as good.
+    """
+    options = [replace(setting, precision=precision) for precision in PRECISIONS]
+    if setting.device == HYBRID:
+        return options[:1]
+    threads = 1 if setting.device == "cpu" else setting.threads
+    rates = [model.profile.exact_rate(one.device, one.precision, threads) for one in options]
+    plain = rates[0]
+    is_slow = [rate and plain and rate.gflops <= WORTHWHILE * plain.gflops for rate in rates]
+    return [one for one, slow in zip(options, is_slow, strict=True) if one is options[0] or not slow]
+
+
+def fastest(model: CostModel, workload: Workload, options: Sequence[Setting], name: Name) -> Verdict | None:
+    """The fastest option for sure, else the first, the usual one. None if what is known does not tell: neither
+    forecasts that rest on measurements, nor measurements of a cut-down model."""
+    estimates = {one: model.step_s(one, workload) for one in options}
+    known = {one: estimate for one, estimate in estimates.items() if estimate and estimate.is_sure}
+    if len(known) == len(options):
+        return _compare(known, name)
+    for stand_in in stand_ins(workload):
+        if all(model.measured(one, stand_in) for one in options):
+            measured = {one: estimate for one in options if (estimate := model.step_s(one, stand_in))}
+            size = f"batch size {stand_in.batch_size}, {stand_in.model.image.depth} image blocks"
+            return _compare(measured, name, f" on a cut-down model ({size})")
+    return None
+
+
+def _compare(seconds: dict[Setting, Estimate], name: Name, where: str = "") -> Verdict:
+    usual, best = next(iter(seconds)), min(seconds, key=lambda one: seconds[one].value)
+    chosen = best if seconds[usual].value > WORTHWHILE * seconds[best].value else usual
+    others = {one: estimate for one, estimate in seconds.items() if one != chosen}
+    verb = "measured" if all(estimate.basis == "measured" for estimate in seconds.values()) else "about"
+    listed = ", ".join(f"{name(one)} {estimate.value:.3g} s" for one, estimate in others.items())
+    rival = min(others.values(), key=lambda estimate: estimate.value)
+    words = f"{verb} {seconds[chosen].value:.3g} s per step{where}, {listed}"
+    return Verdict(chosen, words, _confidence(seconds[chosen], rival))
+
+
+def close_options(model: CostModel, workload: Workload, options: Sequence[Setting]) -> list[Setting]:
+    """Those that might be the fastest for all that is known: worth measuring."""
+    estimates = {one: model.step_s(one, workload) for one in options}
+    best_high = min((estimate.high for estimate in estimates.values() if estimate), default=math.inf)
+    return [one for one, estimate in estimates.items() if estimate is None or estimate.low <= best_high]
+
+
+def _by_rule_of_thumb(model: CostModel, workload: Workload, options: Sequence[Setting], total_steps: int) -> Verdict:
+    """Without measurements: short runs stay on the CPU, accelerators are fast, Apple's GPU only for large models."""
+    usual, accelerator = options[0], options[1]
+    on_cpu = model.step_s(usual, workload)
+    run_s = on_cpu.value * total_steps if on_cpu else 0.0
+    if usual.device == "cpu" and run_s < SHORT_RUN_S:
+        return Verdict(usual, f"finishes in about {run_s:.2g} s", "low")
+    if accelerator.device != "mps":
+        return Verdict(accelerator, "an accelerator is usually faster; not measured", "low")
+    speedup = apple_speedup(cost.parameters(workload.model))
+    words = f"rule of thumb for Apple GPUs: {speedup:g} × the CPU's speed at this size; not measured"
+    return Verdict(accelerator if speedup > 1 else usual, words, "low")
+
+
+def candidate(model: CostModel, workload: Workload, place: Place, setting: Setting) -> Candidate:
+    split, need = model.memory(setting, workload)
+    return Candidate(
+        setting=setting,
+        step_s=model.step_s(setting, workload),
+        memory=split,
+        memory_basis=need.basis,
+        need_bytes=round(with_margin(need.value)),
+        available_bytes=place.available_bytes,
+        is_right=place.product_limit is None or workload.longest_product < place.product_limit,
+    )
+
+
+def rank(
+    model: CostModel, workload: Workload, places: Sequence[Place], *, precision: str, threads: int, total_steps: int
+) -> tuple[Verdict, list[Candidate]]:
+    """Device and precision for a workload, from what is known; and all candidates. `precision` may be auto."""
+    candidates = []
+    for place in places:
+        setting = Setting(place.device, "fp32" if precision == "auto" else precision, threads)
+        if precision == "auto":
+            setting = rank_precisions(model, workload, setting).setting
+        candidates.append(candidate(model, workload, place, setting))
+    return rank_devices(model, workload, candidates, total_steps), candidates
+
+
+def _confidence(best: Estimate | None, rival: Estimate | None = None) -> Confidence:
+    """As sure as the wider of the two intervals, and not sure at all if they overlap or rest on no measurement."""
+    if best is None or not best.is_sure or (rival and (not rival.is_sure or best.high >= rival.low)):
+        return "low"
+    spread = max(one.high / one.value - 1 for one in (best, rival) if one)
+    return "high" if spread <= HIGH_SPREAD else "medium" if spread <= MEDIUM_SPREAD else "low"

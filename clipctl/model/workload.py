@@ -1,0 +1,72 @@
+"""One training step as forecasts see it: which model, on how much, computed in which way. No torch."""
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from clipctl.config.layers import Layer, resolve, to_layer
+from clipctl.config.sections import ModelConfig, TrainConfig
+from clipctl.errors import ConfigError
+
+ASSUMED_TEXT_TOKENS = 60  # of the longest caption in a batch, if no captions are known
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Where and how a step is computed."""
+
+    device: str  # cpu, mps, cuda:0, hybrid
+    precision: str
+    threads: int
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Everything about a step that its time and memory depend on, apart from the machine."""
+
+    model: ModelConfig
+    batch_size: int
+    text_tokens: int  # of the longest caption in the batch, to which all are cut
+    micro_batch: int | None = None  # pairs whose activations are kept at the same time; None: the whole batch
+    recompute: bool = False  # blocks are computed again in the backward pass instead of being kept
+    trained_share: float = 1.0  # of the parameters; the others get no gradient
+    optimizer: str = "adamw"
+
+    @classmethod
+    def of(cls, config: TrainConfig, text_tokens: int) -> "Workload":
+        return cls(config.model, config.train.batch_size, text_tokens, recompute=config.runtime.recompute)
+
+    @property
+    def kept_pairs(self) -> int:
+        """Pairs whose activations are kept at the same time."""
+        return min(self.batch_size, self.micro_batch or self.batch_size)
+
+    @property
+    def forward_passes(self) -> int:
+        """A backward pass costs two of them. Micro-batches are embedded once more, recomputed blocks too."""
+        return 1 + (self.kept_pairs < self.batch_size) + self.recompute
+
+    @property
+    def longest_product(self) -> int:
+        """What the gradient of a weight sums over."""
+        return self.kept_pairs * max(self.model.image.tokens, self.text_tokens)
+
+    def cut(self, *, batch_size: int | None = None, blocks: int = 2) -> "Workload":
+        """The same work in small: a few blocks per tower instead of all, so that a step is affordable."""
+        image, text = self.model.image, self.model.text
+        shallow = replace(image, depth=min(blocks, image.depth)), replace(text, depth=min(blocks, text.depth))
+        model = replace(self.model, image=shallow[0], text=shallow[1])
+        return replace(self, model=model, batch_size=min(self.batch_size, batch_size or self.batch_size))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As a measured sample keeps it: plain values, the model by its dotted keys."""
+        values = to_layer(TrainConfig(model=self.model)).values
+        keys = {key: value for key, value in values.items() if key.startswith("model.")}
+        return {**asdict(self), "model": keys}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> "Workload":
+        """What `to_dict` described. Raises ValueError if this version does not understand it."""
+        try:
+            return cls(**{**values, "model": resolve([Layer("sample", values["model"])]).model})
+        except (ConfigError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(f"not a workload: {error}") from None

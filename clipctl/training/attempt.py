@@ -1,0 +1,153 @@
+"""One attempt at a run: its parts are made, put together, and handed to the loop."""
+
+import time
+import typing
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from clipctl.data.bad import check_bad
+from clipctl.data.cache import CacheKind, make_room, open_cache
+from clipctl.data.held_out import read_held_out
+from clipctl.data.loader import PairDataset, TrainLoader
+from clipctl.data.sampling import EpochSampler
+from clipctl.hardware.memory import peak_rss_bytes
+from clipctl.runs.checkpoint import Checkpoint
+from clipctl.runs.rundir import RunDir, State
+from clipctl.runs.store import CheckpointStore
+from clipctl.training import loop
+from clipctl.training.course import Course
+from clipctl.training.evaluate import Evaluator
+from clipctl.training.journal import RunJournal, Watcher
+from clipctl.training.loop import Training
+from clipctl.training.meter import StepMeter
+from clipctl.training.plan import TrainPlan
+from clipctl.training.saver import Saver, read_course
+from clipctl.training.state import TrainState, fresh_state, read_tensors
+from clipctl.training.stopping import StopSwitch
+
+
+@dataclass(frozen=True)
+class TrainSummary:
+    """What `train --json` prints; recalls are of the last and of the best evaluation."""
+
+    run: str
+    state: State
+    device: str
+    parameters: int
+    steps: int
+    epochs: int
+    seconds: float
+    images_per_s: float
+    loss: float
+    i2t_r1: float
+    t2i_r1: float
+    best_i2t_r1: float
+    best_t2i_r1: float
+    val_pairs: int
+    val_captions: int
+    peak_memory_bytes: int
+    bad_pictures: dict[str, str]  # those that could not be used, and why
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def make_state(plan: TrainPlan) -> TrainState:
+    placement = plan.placement
+    return fresh_state(plan.config, placement.device, str(placement.precision.value), int(placement.threads.value))
+
+
+def make_loader(plan: TrainPlan) -> TrainLoader:
+    config, data, kind = plan.config, plan.data, typing.cast(CacheKind, plan.data.cache.value)
+    if kind == "disk":
+        make_room(data.train, data.kept_side_px, data.cache_bytes)
+    dataset = PairDataset(
+        data.train,
+        data.tokenizer,
+        data.augmentation,
+        config.model.image.size_px,
+        config.train.seed,
+        open_cache(kind, data.train, data.kept_side_px, data.cache_bytes),
+    )
+    sampler = EpochSampler(data.train, config.train.batch_size, config.train.seed)
+    fixed_length = plan.placement.device.wants_fixed_shapes
+    return TrainLoader(dataset, sampler, workers=int(plan.placement.workers.value), fixed_length=fixed_length)
+
+
+def make_evaluator(plan: TrainPlan) -> Evaluator:
+    config = plan.config
+    size_px, batch_size = config.model.image.size_px, config.train.batch_size
+    return Evaluator(read_held_out(plan.data.val, plan.data.tokenizer, size_px, batch_size))
+
+
+def attempt_run(
+    plan: TrainPlan, run: RunDir, checkpoint: Checkpoint | None, watcher: Watcher | None, stop: StopSwitch
+) -> TrainSummary:
+    plan.placement.device.forget_peak()  # of what was tried before
+    state, loader, evaluator = make_state(plan), make_loader(plan), make_evaluator(plan)
+    known_bad = dict.fromkeys(plan.data.missing, "missing")
+    known_bad |= {plan.data.val.label(one.picture): one.reason for one in evaluator.held_out.bad}
+    check_bad(known_bad, plan.data.pictures)
+    run.checkpoints_dir.mkdir(exist_ok=True)
+    store = CheckpointStore(run)
+    store.sweep()
+    attempt = _next_attempt(run, store)
+    course, beginnings, saved = Course(), [], None
+    if checkpoint is not None:
+        read_tensors(state, checkpoint)
+        course = read_course(checkpoint)
+        beginnings = [(number, step) for number, step in checkpoint.manifest.beginnings]
+        saved = (state.step, course.evaluated_epochs)
+        if state.step < plan.schedule.total_steps:
+            # A run that ended within an epoch was evaluated there; when it is made longer, the epoch goes on.
+            whole_epochs = state.step // plan.schedule.steps_per_epoch
+            course = replace(course, evaluated_epochs=min(course.evaluated_epochs, whole_epochs))
+    journal = RunJournal(run, plan, watcher)
+    training = Training(
+        plan=plan,
+        run=run,
+        state=state,
+        course=course.with_bad(known_bad),
+        loader=loader,
+        evaluator=evaluator,
+        meter=StepMeter(plan.placement.device, course.skipped_in_a_row),
+        saver=Saver(run, plan, journal, [*beginnings, (attempt, state.step)], saved),
+        journal=journal,
+        stop=stop,
+    )
+    started = time.monotonic()
+    loop.carry_out(training, attempt)
+    return _summary(training, time.monotonic() - started)
+
+
+def _next_attempt(run: RunDir, store: CheckpointStore) -> int:
+    """One more than any that left a trace."""
+    status = run.status()
+    saved = (checkpoint.manifest.attempt for checkpoint in store.all())
+    return 1 + max(status.attempt if status else 0, *saved, 0)
+
+
+def _summary(training: Training, seconds: float) -> TrainSummary:
+    plan, course, held_out = training.plan, training.course, training.evaluator.held_out
+    assert course.evaluation and course.best and course.epoch_window
+    # Of the accelerator, by its own account or as far as it was seen; of the process if there is none.
+    peak_bytes = plan.placement.device.peak_bytes() or training.journal.peak_device_bytes or peak_rss_bytes()
+    return TrainSummary(
+        run=str(training.run.path),
+        state="finished",
+        device=plan.placement.device.kind,
+        parameters=plan.forecast.parameters,
+        steps=training.state.step,
+        epochs=plan.schedule.epochs,
+        seconds=round(seconds, 2),
+        images_per_s=round(training.window.images_per_s, 2),
+        loss=course.epoch_window.loss,
+        i2t_r1=course.evaluation.i2t_r1,
+        t2i_r1=course.evaluation.t2i_r1,
+        best_i2t_r1=course.best.i2t_r1,
+        best_t2i_r1=course.best.t2i_r1,
+        val_pairs=held_out.pictures,
+        val_captions=len(held_out.captions),
+        peak_memory_bytes=peak_bytes,
+        bad_pictures=dict(course.bad_pictures),
+    )

@@ -1,0 +1,91 @@
+"""Where a run stands: what a checkpoint restores besides tensors."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import asdict, astuple, dataclass, field, replace
+from typing import Any
+
+from clipctl.runs.retention import merit
+from clipctl.training.evaluate import Evaluation
+
+
+@dataclass(frozen=True)
+class StepWindow:
+    """Several steps in sums, so that windows can be added."""
+
+    steps: int = 0  # with a finite loss: the others are left out of the last two sums
+    images: int = 0
+    seconds: float = 0.0
+    loss_sum: float = 0.0
+    accuracy_sum: float = 0.0
+
+    def __add__(self, other: "StepWindow") -> "StepWindow":
+        return StepWindow(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
+
+    @property
+    def loss(self) -> float:
+        return self.loss_sum / self.steps if self.steps else math.nan
+
+    @property
+    def accuracy(self) -> float:
+        return self.accuracy_sum / self.steps if self.steps else math.nan
+
+    @property
+    def images_per_s(self) -> float:
+        return self.images / self.seconds if self.seconds else 0.0
+
+
+@dataclass(frozen=True)
+class Course:
+    """A run so far, over all attempts. Tensors and the step are in the state."""
+
+    evaluated_epochs: int = 0
+    evaluation: Evaluation | None = None  # the latest
+    best: Evaluation | None = None
+    epoch_window: StepWindow | None = None  # the steps of this epoch
+    skipped_in_a_row: int = 0  # steps without a finite loss or gradient
+    bad_pictures: Mapping[str, str] = field(default_factory=dict)  # reasons by label
+
+    @property
+    def bad_counts(self) -> dict[str, int]:
+        return dict(Counter(self.bad_pictures.values()))
+
+    def with_steps(self, window: StepWindow) -> "Course":
+        return replace(self, epoch_window=window if self.epoch_window is None else self.epoch_window + window)
+
+    def with_bad(self, reasons: Mapping[str, str]) -> "Course":
+        """The first reason found for a picture counts."""
+        return replace(self, bad_pictures={**self.bad_pictures, **reasons, **self.bad_pictures})
+
+    def evaluated(self, epoch: int, evaluation: Evaluation) -> "Course":
+        is_best = self.best is None or merit(evaluation.to_dict()) > merit(self.best.to_dict())
+        return replace(self, evaluated_epochs=epoch, evaluation=evaluation, best=evaluation if is_best else self.best)
+
+    @property
+    def is_best(self) -> bool:
+        """Whether the latest evaluation is the best one."""
+        return self.evaluation is not None and self.evaluation is self.best
+
+    def to_dict(self) -> dict[str, Any]:
+        """As state.json holds it."""
+        return {
+            "evaluated_epochs": self.evaluated_epochs,
+            "evaluation": self.evaluation.to_dict() if self.evaluation else None,
+            "best": self.best.to_dict() if self.best else None,
+            "epoch_window": asdict(self.epoch_window) if self.epoch_window else None,
+            "skipped_in_a_row": self.skipped_in_a_row,
+            "bad_pictures": dict(self.bad_pictures),
+        }
+
+    @classmethod
+    def from_dict(cls, facts: Mapping[str, Any]) -> "Course":
+        """What `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        return cls(
+            evaluated_epochs=facts["evaluated_epochs"],
+            evaluation=Evaluation.from_dict(facts["evaluation"]),
+            best=Evaluation.from_dict(facts["best"]),
+            epoch_window=StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None,
+            skipped_in_a_row=facts["skipped_in_a_row"],
+            bad_pictures=facts.get("bad_pictures", {}),
+        )

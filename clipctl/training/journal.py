@@ -1,0 +1,262 @@
+"""Everything a run writes down: its files, the rows of its metrics, its heartbeat, and what its watcher is told.
+
+A process that is not the writer gets a `Journal`, which writes nothing.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from clipctl.config import layers
+from clipctl.hardware.devices import Device
+from clipctl.hardware.sensors import SystemSensors
+from clipctl.runs import metrics
+from clipctl.runs.checkpoint import Checkpoint
+from clipctl.runs.metrics import MetricsWriter, time_left_s
+from clipctl.runs.rundir import RunDir, State
+from clipctl.training.course import Course
+from clipctl.training.environment import describe_environment
+from clipctl.training.evaluate import Evaluation
+from clipctl.training.meter import Reading
+from clipctl.training.plan import TrainPlan
+
+REPORT_INTERVAL_S = 2.0
+SYSTEM_INTERVAL_S = 1.0
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run is, for whoever watches."""
+
+    step: int
+    total_steps: int
+    epoch: int  # the first is 1
+    epochs: int
+    loss: float
+    accuracy: float
+    images_per_s: float
+    eta_s: float
+    evaluation: Evaluation | None  # the latest
+
+
+class Watcher(Protocol):
+    """Whoever watches a training."""
+
+    def progress(self, progress: Progress) -> None:
+        """Called every few seconds."""
+
+    def warn(self, message: str) -> None:
+        """Called when something went wrong that does not end the training."""
+
+
+class Nobody:
+    def progress(self, progress: Progress) -> None:
+        pass
+
+    def warn(self, message: str) -> None:
+        pass
+
+
+class Journal:
+    """Writes nothing; says which moments of a run are written down."""
+
+    peak_device_bytes: int | None = None  # the most that was seen; some devices do not remember it themselves
+
+    def begin(self, attempt: int, step: int, course: Course) -> None:
+        """The run starts, or goes on, at this step."""
+
+    def tick(self, step: int) -> None:
+        """A batch was trained on or evaluated."""
+
+    def steps(self, reading: Reading, course: Course, *, report: bool) -> None: ...
+
+    def epoch(self, epoch: int, step: int, seconds: float, norms: Mapping[str, float], course: Course) -> None: ...
+
+    def evaluation(self, step: int, seconds: float, course: Course) -> None: ...
+
+    def checkpoint(self, checkpoint: Checkpoint, seconds: float) -> None: ...
+
+    def save_failed(self, step: int, message: str) -> None: ...
+
+    def bad_pictures(self, step: int, messages: list[str], course: Course) -> None: ...
+
+    def end(self, outcome: State, step: int) -> None:
+        """The run has ended, however it did."""
+
+
+class RunJournal(Journal):
+    """The journal of the process that owns the run directory. `begin` opens it, `end` closes it."""
+
+    _writer: MetricsWriter
+    _recorder: "SystemRecorder"
+
+    def __init__(self, run: RunDir, plan: TrainPlan, watcher: Watcher | None = None) -> None:
+        self._run, self._plan, self._watcher = run, plan, watcher or Nobody()
+        self._attempt, self._step, self._progress = 0, 0, 0
+        self._first_step, self._started_s, self._reported_s = 0, 0.0, 0.0
+        self._unreported: Reading | None = None
+
+    def begin(self, attempt: int, step: int, course: Course) -> None:
+        run, plan = self._run, self._plan
+        run.write_config(layers.to_yaml(plan.config))
+        run.write_tokenizer(plan.data.tokenizer.to_dict())
+        run.write_environment(describe_environment(plan))
+        self._attempt, self._first_step, self._step = attempt, step, step
+        self._writer = MetricsWriter(run.metrics_file, run.run_id)
+        if attempt > 1:
+            self._writer.write(metrics.RESUME, {"step": step, "attempt": attempt})
+        if course.bad_pictures:
+            self.bad_pictures(step, ["known before the first step"], course)
+        self._started_s = self._reported_s = time.monotonic()
+        self._status("running")
+        self._recorder = SystemRecorder(
+            self._writer,
+            plan.placement.device,
+            directory=run.path,
+            with_children=plan.placement.workers.value != 0,
+            heartbeat=lambda: self._status("running"),
+        )
+        self._recorder.start()
+
+    def tick(self, step: int) -> None:
+        self._step = step
+        self._progress += 1
+
+    def steps(self, reading: Reading, course: Course, *, report: bool) -> None:
+        """`report` is False where an evaluation follows that the report should tell of."""
+        for row, ended_s in reading.rows:
+            self._writer.write(metrics.STEP, row, elapsed_s=ended_s - self._writer.started_s)
+        self._step = reading.rows[-1][0]["step"]
+        self._unreported = reading
+        if report:
+            self._report(course)
+
+    def epoch(self, epoch: int, step: int, seconds: float, norms: Mapping[str, float], course: Course) -> None:
+        assert course.epoch_window is not None
+        row = {
+            "epoch": epoch,
+            "step": step,
+            "loss": course.epoch_window.loss,
+            "accuracy": course.epoch_window.accuracy,
+            "images_per_s": round(course.epoch_window.images_per_s, 2),
+            "epoch_s": round(seconds, 4),
+            "grad_norm_by_block": dict(norms),
+        }
+        self._writer.write(metrics.EPOCH, row)
+
+    def evaluation(self, step: int, seconds: float, course: Course) -> None:
+        assert course.evaluation is not None
+        row = {"step": step, "epoch": course.evaluated_epochs, **course.evaluation.to_dict()}
+        self._writer.write(metrics.EVAL, {**row, "eval_s": round(seconds, 4)})
+        self._report(course)
+
+    def checkpoint(self, checkpoint: Checkpoint, seconds: float) -> None:
+        row = {
+            "step": checkpoint.step,
+            "epoch": checkpoint.manifest.epoch,
+            "path": checkpoint.path.name,
+            "size_bytes": checkpoint.size_bytes,
+            "save_s": round(seconds, 4),
+        }
+        self._writer.write(metrics.CHECKPOINT, row)
+
+    def save_failed(self, step: int, message: str) -> None:
+        self._tell(lambda: self._watcher.warn(f"{message}; the training goes on"))
+        self._writer.write(metrics.EVENT, {"step": step, "event": "save_failed", "message": message})
+
+    def bad_pictures(self, step: int, messages: list[str], course: Course) -> None:
+        """With the counts of all so far, so that whoever reads the last such row knows them."""
+        for message in messages:
+            row = {"step": step, "event": "bad_picture", "message": message, "counts": course.bad_counts}
+            self._writer.write(metrics.EVENT, row)
+
+    def end(self, outcome: State, step: int) -> None:
+        self._step = step
+        with suppress(Exception):  # a device that failed once fails again when it is asked
+            self._recorder.stop()
+        self._writer.write(metrics.END, {"state": outcome, "step": step, "lost_rows": self._writer.lost_rows})
+        self._writer.close()
+        self._status(outcome)
+
+    def _status(self, state: State) -> None:
+        self._run.write_status(
+            state,
+            attempt=self._attempt,
+            step=self._step,
+            total_steps=self._plan.schedule.total_steps,
+            progress=self._progress,
+        )
+
+    def _report(self, course: Course) -> None:
+        """Tell the watcher every few seconds, and at the end."""
+        now_s, step, schedule = time.monotonic(), self._step, self._plan.schedule
+        is_time = now_s - self._reported_s >= REPORT_INTERVAL_S or step == schedule.total_steps
+        if self._unreported is None or not is_time:
+            return
+        window, self._unreported, self._reported_s = self._unreported.window, None, now_s
+        news = Progress(
+            step=step,
+            total_steps=schedule.total_steps,
+            epoch=schedule.epoch_of(step),
+            epochs=schedule.epochs,
+            loss=window.loss,
+            accuracy=window.accuracy,
+            images_per_s=window.images_per_s,
+            eta_s=time_left_s(now_s - self._started_s, step - self._first_step, schedule.total_steps - step),
+            evaluation=course.evaluation,
+        )
+        self._tell(lambda: self._watcher.progress(news))
+
+    def _tell(self, tell: Callable[[], None]) -> None:
+        """Unless the watcher has gone: a closed pipe or a full disk under its log ends no training."""
+        try:
+            tell()
+        except OSError:
+            self._watcher = Nobody()
+
+    @property
+    def peak_device_bytes(self) -> int | None:  # type: ignore[override]
+        return self._recorder.peak_device_bytes
+
+
+class SystemRecorder(threading.Thread):
+    """Writes a system row and a heartbeat about once a second until told to stop."""
+
+    def __init__(
+        self,
+        writer: MetricsWriter,
+        device: Device,
+        *,
+        directory: Path,
+        with_children: bool,
+        heartbeat: Callable[[], None],
+    ) -> None:
+        super().__init__(name="system-recorder", daemon=True)
+        self._writer, self._device, self._heartbeat = writer, device, heartbeat
+        self._sensors = SystemSensors(with_children=with_children, directory=directory)
+        self._stopped = threading.Event()
+        self.peak_device_bytes: int | None = None
+
+    def run(self) -> None:
+        last_s = time.monotonic()
+        while not self._stopped.wait(SYSTEM_INTERVAL_S):
+            now_s = time.monotonic()
+            with suppress(Exception):  # a sensor that fails must not look like a trainer that hangs
+                self._write_row(now_s - last_s)
+            last_s = now_s
+            self._heartbeat()
+
+    def _write_row(self, interval_s: float) -> None:
+        row: dict[str, Any] = self._sensors.read(interval_s)
+        held_bytes = self._device.allocated_bytes()
+        if held_bytes is not None:
+            self.peak_device_bytes = max(held_bytes, self.peak_device_bytes or 0)
+        self._writer.write(metrics.SYSTEM, {**row, "device_memory_bytes": held_bytes})
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self.join()

@@ -1,0 +1,126 @@
+"""How steps went: their numbers, read from the device now and then, and where their time goes."""
+
+import time
+from typing import Any, NamedTuple
+
+import torch
+
+from clipctl.hardware.devices import Device
+from clipctl.training.course import StepWindow
+from clipctl.training.divergence import NonfiniteGuard
+from clipctl.training.step import StepResult
+
+READ_INTERVAL_S = 1.0
+
+
+class PhaseClock:
+    """Splits a step into its phases.
+
+    The CPU works while it is called, so every step can be split. An accelerator only queues, and would have to be
+    waited for at every mark; there only sampled steps are split, the others run freely.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._sampled = False
+        self._last = 0.0
+        self.phases_s: dict[str, float] = {}
+
+    def start(self, *, sample: bool) -> None:
+        self.phases_s = {}
+        self._sampled = sample or not self._device.is_accelerator
+        if self._sampled:
+            self._device.synchronize()  # what was queued before is not part of this step
+        self._last = time.perf_counter()
+
+    def mark(self, phase: str) -> None:
+        if self._sampled:
+            self._device.synchronize()
+            now = time.perf_counter()
+            self.phases_s[f"{phase}_s"] = now - self._last
+            self._last = now
+
+
+class _Waiting(NamedTuple):
+    """A step whose numbers are still on the device."""
+
+    facts: dict[str, Any]
+    pairs: int
+    step_s: float
+    phases_s: dict[str, float]
+    result: StepResult
+    ended_s: float  # monotonic
+
+
+class Reading(NamedTuple):
+    """The steps since the last reading: a row for each, with the moment it ended, and their sums."""
+
+    rows: list[tuple[dict[str, Any], float]]
+    window: StepWindow
+
+
+class StepMeter:
+    """Times steps and collects their results; the device is asked for its numbers once per reading."""
+
+    def __init__(self, device: Device, skipped_in_a_row: int = 0) -> None:
+        self._device = device
+        self._clock = PhaseClock(device)
+        self.guard = NonfiniteGuard(skipped_in_a_row)
+        self._waiting: list[_Waiting] = []
+        self._read = self._ended = time.perf_counter()
+        self._data_s = 0.0
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time for a reading."""
+        return time.perf_counter() - self._read >= READ_INTERVAL_S
+
+    def restart(self) -> None:
+        """The next step begins now: what came before, such as a save, is not part of it."""
+        self._ended = time.perf_counter()
+
+    def begin(self) -> None:
+        """A batch is there: waiting for data is over."""
+        self._data_s = time.perf_counter() - self._ended
+        self._clock.start(sample=self.is_due)
+
+    def mark(self, phase: str) -> None:
+        self._clock.mark(phase)
+
+    def end(self, result: StepResult, *, step: int, epoch: int, pairs: int, lr: float) -> None:
+        step_s, self._ended = time.perf_counter() - self._ended, time.perf_counter()
+        phases_s = {"data_s": self._data_s, **self._clock.phases_s}
+        facts = {"step": step, "epoch": epoch, "lr": lr}
+        self._waiting.append(_Waiting(facts, pairs, step_s, phases_s, result, time.monotonic()))
+
+    def read(self) -> Reading | None:
+        """The steps since the last time; None if there were none."""
+        self._read = time.perf_counter()
+        waiting, self._waiting = self._waiting, []
+        if not waiting:
+            return None
+        values = torch.stack([torch.stack([value.float() for value in one.result]) for one in waiting]).tolist()
+        images, seconds = sum(one.pairs for one in waiting), sum(one.step_s for one in waiting)
+        rows, window = [], StepWindow(images=images, seconds=seconds)
+        for one, (loss, accuracy, grad_norm, scale) in zip(waiting, values, strict=True):
+            # The host runs ahead of an accelerator; only the whole window's speed is true there.
+            speed = images / seconds if self._device.is_accelerator else one.pairs / one.step_s
+            row = {
+                "step": one.facts["step"],
+                "epoch": one.facts["epoch"],
+                "loss": loss,
+                "accuracy": accuracy,
+                "lr": one.facts["lr"],
+                "temperature": 1 / scale if scale else float("inf"),
+                "grad_norm": grad_norm,
+                "batch_size": one.pairs,
+                "images_per_s": round(speed, 2),
+                "step_s": round(one.step_s, 6),
+                **{phase: round(value, 6) for phase, value in one.phases_s.items()},
+            }
+            if self.guard.see(row):
+                row["skipped"] = True
+            else:
+                window += StepWindow(steps=1, loss_sum=loss, accuracy_sum=accuracy)
+            rows.append((row, one.ended_s))
+        return Reading(rows, window)

@@ -1,0 +1,146 @@
+"""When a run is saved, and how: a checkpoint directory that appears whole, or the reason why it could not."""
+
+import errno
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from clipctl.config import layers
+from clipctl.config.quantities import Interval
+from clipctl.errors import CheckpointError, ClipctlError, RunError, SaveError, TrainingError
+from clipctl.runs.checkpoint import STATE, Checkpoint
+from clipctl.runs.rundir import RunDir
+from clipctl.runs.store import CheckpointStore
+from clipctl.training.course import Course
+from clipctl.training.journal import Journal
+from clipctl.training.plan import TrainPlan
+from clipctl.training.state import TrainState, nonfinite_tensors, write_tensors
+
+
+class SaveCadence:
+    """`due` says whether it is time. Minutes are counted from the last attempt to save, whatever it was made for."""
+
+    def __init__(self, every: Interval) -> None:
+        self._every = every
+        self._tried_s = time.monotonic()
+
+    def due(self, *, step: int, epoch: int | None = None) -> bool:
+        """At the end of an epoch `epoch` is given, the first is 1; within one it is None."""
+        match self._every.unit:
+            case "e":
+                return epoch is not None and epoch % self._every.count == 0
+            case "s":
+                return step % self._every.count == 0
+            case "m":
+                return time.monotonic() - self._tried_s >= 60 * self._every.count
+
+    def tried(self) -> None:
+        self._tried_s = time.monotonic()
+
+
+class Saver:
+    """Saves a run. `beginnings` are the attempts that led here: the number of each, and the step it began at."""
+
+    def __init__(
+        self,
+        run: RunDir,
+        plan: TrainPlan,
+        journal: Journal,
+        beginnings: Sequence[tuple[int, int]],
+        saved: tuple[int, int] | None = None,
+    ) -> None:
+        save = plan.config.save
+        self._run, self._plan, self._journal, self._beginnings = run, plan, journal, beginnings
+        self._store = CheckpointStore(run, keep_last=save.keep_last, keep_best=save.keep_best)
+        self._cadence = SaveCadence(save.every)
+        self._saved = saved  # step and evaluated epochs of the last checkpoint
+
+    def is_due(self, state: TrainState) -> bool:
+        """Whether it is time in the middle of an epoch."""
+        return self._cadence.due(step=state.step)
+
+    def after_epoch(self, state: TrainState, course: Course) -> None:
+        """Save at the end of a run, when it is due, and when the model is the best so far."""
+        epoch = course.evaluated_epochs
+        is_best = course.is_best and self._plan.config.save.keep_best > 0
+        if epoch == self._plan.schedule.epochs:
+            self.save(state, course)
+        elif is_best or self._cadence.due(step=state.step, epoch=epoch):
+            self.try_to_save(state, course)
+
+    def try_to_save(self, state: TrainState, course: Course) -> None:
+        """Save; if that fails, say so and go on: space may be found before the next time, the work is still here."""
+        try:
+            self.save(state, course)
+        except SaveError as error:
+            self._journal.save_failed(state.step, str(error))
+
+    def save_unless_saved(self, state: TrainState, course: Course) -> None:
+        if self._saved != (state.step, course.evaluated_epochs):
+            self.save(state, course)
+
+    def save(self, state: TrainState, course: Course) -> None:
+        """Save all that going on exactly needs. Within an epoch there is no score, so it is never the best."""
+        started = time.perf_counter()
+        if names := nonfinite_tensors(state):
+            raise TrainingError(f"{names[0]} is not finite at step {state.step}; nothing was saved", self.way_out())
+        is_scored = course.evaluation and state.step == self._plan.schedule.last_step(course.evaluated_epochs)
+        try:
+            checkpoint = self._store.save(
+                lambda directory: self._write(state, course, directory),
+                step=state.step,
+                epoch=course.evaluated_epochs,
+                metrics=course.evaluation.to_dict() if course.evaluation and is_scored else {},
+                beginnings=self._beginnings,
+            )
+        except OSError as error:
+            raise self._save_error(state.step, error) from error
+        finally:
+            self._cadence.tried()
+        self._saved = (state.step, course.evaluated_epochs)
+        self._journal.checkpoint(checkpoint, time.perf_counter() - started)
+
+    def _write(self, state: TrainState, course: Course, directory: Path) -> None:
+        write_tensors(state, directory)
+        facts = {"step": state.step, **course.to_dict(), **plan_facts(self._plan)}
+        (directory / STATE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+
+    def _save_error(self, step: int, error: OSError) -> ClipctlError:
+        if not self._run.checkpoints_dir.is_dir():
+            return RunError(f"{self._run.checkpoints_dir} is gone: step {step} cannot be saved")
+        reason = error.strerror or str(error)
+        older = f"the last one is from step {self._saved[0]}" if self._saved else "there is none yet"
+        hint = f"make room in {self._run.path}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+        return SaveError(f"the checkpoint of step {step} could not be saved ({reason}); {older}", hint)
+
+    def way_out(self) -> str:
+        """What to do about a training that has diverged."""
+        lower = f"--lr {self._plan.config.optim.lr / 2:g}"
+        if self._saved is None:
+            return f"there is no checkpoint yet; start again with {lower}"
+        return (
+            f"the last good checkpoint is from step {self._saved[0]}; go on from there with a lower rate: "
+            f"clipctl train --resume {self._run.handle} --allow-change {lower}"
+        )
+
+
+def plan_facts(plan: TrainPlan) -> dict[str, Any]:
+    """What a checkpoint says of the plan it was made under."""
+    return {
+        "config": layers.to_dict(plan.config),
+        "data_fingerprint": plan.data.fingerprint,
+        "tokenizer": plan.data.tokenizer.to_dict(),
+    }
+
+
+def read_course(checkpoint: Checkpoint) -> Course:
+    """What was saved beside the tensors of a checkpoint."""
+    facts, file = checkpoint.read_state(), checkpoint.file(STATE)
+    if facts.get("step") != checkpoint.step:
+        raise CheckpointError(f"{file} is from step {facts.get('step')!r}")
+    try:
+        return Course.from_dict(facts)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{file} lacks what a run needs: {error!r}") from None

@@ -1,0 +1,200 @@
+"""A training from the first question to the last answer: settings → plan → checks → run directory → loop.
+
+The command line renders what happens here; a Python program that calls it gets the same checks:
+
+    session = prepare([Layer("my program", {"data.source": "photos", "train.epochs": 20})])
+    summary = session.train()
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from clipctl.config import layers
+from clipctl.config.layers import Layer
+from clipctl.data import tokenizers
+from clipctl.errors import CheckpointError, DataError, DeviceError, NewerCheckpointError
+from clipctl.hardware import disk
+from clipctl.hardware.devices import is_out_of_memory
+from clipctl.progress import Tell, silent
+from clipctl.runs.checkpoint import Checkpoint
+from clipctl.runs.rundir import RunDir, runs_root
+from clipctl.runs.store import CheckpointStore, find_unfinished
+from clipctl.training.attempt import TrainSummary, attempt_run
+from clipctl.training.comparison import compare_environments, compare_lengths, compare_settings
+from clipctl.training.environment import setting_of
+from clipctl.training.journal import Watcher
+from clipctl.training.plan import TrainPlan, make_plan
+from clipctl.training.preflight import device_error, verify_device
+from clipctl.training.stopping import stop_signals
+
+
+@dataclass(frozen=True)
+class Session:
+    """A training that can begin: what was decided, and where it will be written. Nothing is written yet."""
+
+    plan: TrainPlan
+    root: Path  # for a new run
+    name: str | None = None
+    run: RunDir | None = None  # one to go on with, locked by this process
+    checkpoint: Checkpoint | None = None  # where it goes on; None: from the beginning
+    notes: tuple[str, ...] = ()  # what differs from an unbroken run
+    is_checked: bool = False
+
+    @property
+    def step(self) -> int:
+        return self.checkpoint.step if self.checkpoint else 0
+
+    @property
+    def is_finished(self) -> bool:
+        return self.run is not None and self.step >= self.plan.schedule.total_steps
+
+    def checked(self, *, allow_unverified_device: bool = False, tell: Tell = silent) -> "Session":
+        """The session after memory, disk and device were found good; raises if one is not. Where an accelerator does
+        not compute what the CPU does, `auto` falls back to the CPU if the run has not begun yet."""
+        if self.is_checked:
+            return self
+        # A run that has a checkpoint needs room for one more.
+        place, copies = (self.run.path, 1) if self.run and self.checkpoint else (self.root, 2)
+        if problem := self.plan.memory_problem() or self.plan.disk_problem(disk.free_bytes(place), copies):
+            raise problem
+        plan = _verified(self.plan, allow_unverified=allow_unverified_device, may_change=self.run is None, tell=tell)
+        return replace(self, plan=plan, is_checked=True)
+
+    def opened(self) -> "Session":
+        """The session with its run directory: made now if the run is new."""
+        if self.run is not None:
+            return self
+        return replace(self, run=RunDir.create(self.root, self.plan.config.preset, self.name))
+
+    def train(self, watcher: Watcher | None = None) -> TrainSummary:
+        """Carry out the plan. Ctrl-C and SIGTERM finish the step, save and raise Stopped."""
+        session = self.checked().opened()
+        assert session.run is not None
+        try:
+            with stop_signals() as stop:
+                return attempt_run(session.plan, session.run, session.checkpoint, watcher, stop)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            raise _out_of_memory(session.plan) from error
+
+
+def prepare(
+    asked: Sequence[Layer], root: Path | str | None = None, *, name: str | None = None, tell: Tell = silent
+) -> Session:
+    """A new run of what was asked for, later layers over earlier ones."""
+    return Session(make_plan(layers.resolve(asked), tell=tell), runs_root(root), name)
+
+
+def train(
+    data: str | Sequence[str] = "synthetic",
+    settings: Mapping[str, Any] | None = None,
+    *,
+    runs_dir: Path | str | None = None,
+    name: str | None = None,
+    watcher: Watcher | None = None,
+) -> TrainSummary:
+    """Train as `clipctl train DATA --set key=value` would, with the same checks.
+
+    `settings` are dotted keys, such as {"preset": "small", "train.epochs": 5}; docs/configuration.md lists them.
+    """
+    asked = Layer("settings", {"data.source": data, **(settings or {})})
+    return prepare([asked], runs_dir, name=name).train(watcher)
+
+
+def resume(
+    root: Path, text: str, asked: Sequence[Layer] = (), *, allow_change: bool = False, tell: Tell = silent
+) -> Session:
+    """Go on with the run that RUN, RUN@best or RUN@STEP names, or with the newest unfinished one."""
+    run, which = find_unfinished(root, text)
+    run.acquire()
+    return resume_run(run, asked, which=which, allow_change=allow_change, tell=tell)
+
+
+def resume_run(
+    run: RunDir,
+    asked: Sequence[Layer] = (),
+    *,
+    which: str | None = None,
+    allow_change: bool = False,
+    tell: Tell = silent,
+) -> Session:
+    """Verify the checkpoint and compare settings, data and machine, before anything is touched. `which` is best, last
+    or a step; None: the newest whole one."""
+    root = run.path.parent
+    saved = layers.load_yaml(run.config_file)
+    config = layers.resolve([saved, *asked])
+    notes: list[str] = []
+    checkpoint = _choose(CheckpointStore(run), which, notes)
+    if checkpoint is None:
+        plan = make_plan(config, tell=tell)  # nothing is lost if it is made otherwise now
+        notes += compare_settings(layers.resolve([saved]), config, asked, allow_change=allow_change)
+        return Session(plan, root, run=run, notes=tuple(notes))
+    facts = checkpoint.read_state()
+    try:
+        before = layers.from_dict(facts["config"], str(checkpoint.path))
+        fingerprint = facts["data_fingerprint"]
+        saved_tokenizer = tokenizers.from_dict(facts["tokenizer"])
+    except (KeyError, AttributeError):
+        raise CheckpointError(f"{checkpoint.path} does not say with which settings it was made") from None
+    notes += compare_settings(before, config, asked, allow_change=allow_change)
+    is_same = config.data.tokenizer == before.data.tokenizer and config.model.text == before.model.text
+    environment = run.read_environment()
+    tokenizer = saved_tokenizer if is_same else None
+    plan = make_plan(config, before=setting_of(environment), tokenizer=tokenizer, tell=tell)
+    if fingerprint != plan.data.fingerprint and not allow_change:
+        raise DataError(
+            f"{' + '.join(plan.config.data.source)} has changed since the run was stopped: other pictures or captions",
+            "bring the old data back, or pass --allow-change to go on with the new",
+        )
+    notes += [*compare_lengths(checkpoint, before, plan), *compare_environments(environment, plan)]
+    return Session(plan, root, run=run, checkpoint=checkpoint, notes=tuple(notes))
+
+
+# --- checks ---------------------------------------------------------------------------------------------------
+
+
+def _verified(plan: TrainPlan, *, allow_unverified: bool, may_change: bool, tell: Tell) -> TrainPlan:
+    """The plan, saying whether its device computes what the CPU does. A wrong device that was asked for is an error."""
+    verdict = verify_device(plan)
+    if verdict is None:
+        return plan
+    if verdict.passed:
+        tell(f"preflight    {verdict.words} ({verdict.seconds:.1f} s)")
+        return replace(plan, placement=replace(plan.placement, verified=verdict.state))
+    falls_back = may_change and plan.config.runtime.device == "auto"
+    if not allow_unverified and not falls_back:
+        raise device_error(verdict)
+    tell(f"warning: {device_error(verdict)}")
+    if allow_unverified:
+        return replace(plan, placement=replace(plan.placement, verified=verdict.state))
+    tell("warning: training on the CPU instead")
+    return make_plan(replace(plan.config, runtime=replace(plan.config.runtime, device="cpu")))
+
+
+def _out_of_memory(plan: TrainPlan) -> DeviceError:
+    forecast, device, batch_size = plan.forecast, plan.placement.device, plan.config.train.batch_size
+    fitting = forecast.cost_model.largest_batch(plan.placement.setting, forecast.workload, device.memory_bytes)
+    hint = f"try --batch-size {max(2, min(fitting, batch_size // 2))}"
+    return DeviceError(f"{device.kind} is out of memory at batch size {batch_size}", hint)
+
+
+def _choose(store: CheckpointStore, which: str | None, notes: list[str]) -> Checkpoint | None:
+    if which is not None:
+        return store.verified(store.named(which))
+    entries = store.inventory()
+    for entry in entries:
+        if entry.kind == "newer":
+            raise NewerCheckpointError("; ".join(entry.problems), "upgrade clipctl, or name an older one: RUN@STEP")
+    checkpoint, skipped = store.newest_valid()
+    strange = [f"{entry.path.name}: {'; '.join(entry.problems)}" for entry in entries if entry.kind == "strange"]
+    if checkpoint is None and strange:
+        raise CheckpointError(f"none of the run's checkpoints can be used: {'; '.join([*strange, *skipped])}")
+    notes += [f"skipped damaged checkpoint {problem}" for problem in skipped]
+    if checkpoint is None and skipped:
+        raise CheckpointError(f"no checkpoint of the run is whole: {'; '.join(skipped)}")
+    if checkpoint is None:
+        notes.append("the run was ended before its first checkpoint; it starts from the beginning")
+    return checkpoint
