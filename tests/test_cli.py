@@ -241,3 +241,13 @@ def test_shells_complete_commands_and_options(shell, words, offered, tmp_path):
 def test_an_unknown_shell_is_refused():
     done = invoke("completion", "tcsh")
     assert done.exit_code == 2 and "shells: bash, zsh, fish" in done.stderr
+
+
+def test_a_detached_run_is_named_after_the_preset_in_the_config_file(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr("clipctl.cli.background.start", lambda root, preset, *_, **__: asked.append(preset))
+    file = tmp_path / "config.yaml"
+    file.write_text("preset: small\n")
+    invoke("train", "--detach", "--config", file)
+    invoke("train", "--detach", "--config", file, "--preset", "base")
+    assert asked == ["small", "base"]

@@ -135,3 +135,13 @@ def test_a_python_program_gets_the_checks_of_the_command_line(tmp_path, monkeypa
     with pytest.raises(SaveError, match="2 checkpoints need"):
         clipctl.train("synthetic:40", {key: value for key, value in MICRO.items() if key != "data.source"})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_search_example_finds_pictures(run, tmp_path, picture):
+    picture.save(tmp_path / "one.png")
+    Image.new("RGB", (20, 20), "white").save(tmp_path / "two.jpg")
+    script = README.parent / "examples/search.py"
+    words = [str(run.path), str(tmp_path), "a big red cat"]
+    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert {line.split()[-1].rpartition("/")[2] for line in done.stdout.splitlines()} == {"one.png", "two.jpg"}

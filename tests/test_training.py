@@ -1,6 +1,6 @@
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import numpy as np
 import pytest
@@ -18,19 +18,28 @@ from clipctl.errors import ConfigError, DeviceError
 from clipctl.model import cost
 from clipctl.model.forecast import with_margin
 from clipctl.model.workload import Workload
+from clipctl.runs import checkpoint as checkpoint_module
 from clipctl.runs import metrics
 from clipctl.runs.checkpoint import MODEL, OPTIMIZER
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import attempt, loop
 from clipctl.training import evaluate as evaluate_module
-from clipctl.training.evaluate import Evaluator, negative_bands
-from clipctl.training.journal import Nobody
+from clipctl.training.course import Course
+from clipctl.training.evaluate import Evaluation, Evaluator, negative_bands
+from clipctl.training.journal import Journal, Nobody
+from clipctl.training.loop import Training
+from clipctl.training.meter import StepMeter
 from clipctl.training.optim import grad_norms_by_block, lr_at, make_optimizer
 from clipctl.training.plan import make_plan
+from clipctl.training.saver import Saver
+from clipctl.training.session import resume_run
 from clipctl.training.state import read_tensors
 from clipctl.training.step import train_step
+from clipctl.training.stopping import StopSwitch
 from tests.conftest import MICRO, train
+
+EVALUATED = [item.name for item in fields(Evaluation)]
 
 
 def changed(config, section, **values):
@@ -127,6 +136,58 @@ def test_progress_is_reported_at_the_end_at_least(micro, tmp_path):
 
     train(make_plan(micro), RunDir.create(tmp_path, "tiny"), Watcher())
     assert seen[-1].step == seen[-1].total_steps == 6 and seen[-1].eta_s == 0
+
+
+def test_the_last_report_of_an_epoch_shows_that_epochs_recall(micro, tmp_path, monkeypatch):
+    monkeypatch.setattr("clipctl.training.journal.REPORT_INTERVAL_S", 0.0)
+    seen = []
+
+    class Watcher(Nobody):
+        def progress(self, progress):
+            seen.append(progress)
+
+    run = RunDir.create(tmp_path, "tiny", "run")
+    train(make_plan(micro), run, Watcher())
+    scores = {row["step"]: row["score"] for row in rows(run, "eval")}
+    assert {one.step: one.evaluation.score for one in seen if one.step in scores} == scores
+
+
+def test_a_process_that_is_not_the_writer_computes_the_same_and_writes_nothing(micro, tmp_path):
+    writer, _ = run_training(micro, tmp_path, "writer")
+    plan, run = make_plan(micro), RunDir(tmp_path / "nowhere")
+    state, journal = attempt.make_state(plan), Journal()
+
+    class Unsaved(Saver):
+        def save(self, state, course):
+            pass
+
+    other = Training(
+        plan=plan,
+        run=run,
+        state=state,
+        course=Course(),
+        loader=attempt.make_loader(plan),
+        evaluator=attempt.make_evaluator(plan),
+        meter=StepMeter(plan.placement.device),
+        saver=Unsaved(run, plan, journal, [(1, 0)]),
+        journal=journal,
+        stop=StopSwitch(),
+    )
+    loop.carry_out(other, attempt=1)
+    assert other.course.evaluation.to_dict() == {key: rows(writer, "eval")[-1][key] for key in ("score", *EVALUATED)}
+    assert all(torch.equal(tensor, weights(writer)[name]) for name, tensor in state.model.state_dict().items())
+    assert not run.path.exists()
+
+
+def test_a_resumed_checkpoint_is_hashed_once(micro, tmp_path, monkeypatch):
+    run, _ = run_training(micro, tmp_path)
+    hashed = []
+    plain = checkpoint_module.sha256
+    monkeypatch.setattr(checkpoint_module, "sha256", lambda path: hashed.append(path.name) or plain(path))
+    session = resume_run(run, [Layer("test", {"train.epochs": 3})])
+    session = replace(session, is_checked=True)
+    assert session.train().steps == 9
+    assert sorted(hashed) == sorted([MODEL, OPTIMIZER, "state.json"])
 
 
 def test_a_failed_run_says_so(micro, tmp_path, monkeypatch):
