@@ -1,4 +1,4 @@
-"""From the words a user types to the pairs they mean."""
+"""Opens the data that a user names on the command line or in a config."""
 
 import os
 from collections import Counter
@@ -21,34 +21,34 @@ from clipctl.errors import DataError
 
 DEFAULT_SYNTHETIC_PAIRS = 240
 MAX_SYNTHETIC_PAIRS = 100_000  # there are 10,368 combinations; more pairs only repeat them in other shades
-MIN_PAIRS = 2  # on each side: with one pair there is nothing to confuse it with
-MAX_BAD_SHARE = 0.05  # of the pictures; with more, something is wrong with all of them
+MIN_PAIRS = 2  # in each split: a single pair has nothing to be contrasted with
+MAX_BAD_SHARE = 0.05  # of the pictures; beyond that, something is wrong with the data as a whole
 LISTED_BAD = 10
 
 
 @dataclass(frozen=True)
 class Data:
-    """Both sides, and what was understood and noticed on the way to them."""
+    """Both splits, how the data were understood, and what was noticed while reading them."""
 
     train: Source
     val: Source
-    words: tuple[str, ...]  # for each place: what it is
+    words: tuple[str, ...]  # a description of each source
     notes: tuple[str, ...] = ()
-    missing: tuple[str, ...] = field(default=(), repr=False)  # pictures that are not there
+    missing: tuple[str, ...] = field(default=(), repr=False)  # labels of missing pictures
 
 
 def open_data(config: DataConfig, tell: Tell = silent) -> Data:
-    """The training and held-out pairs of a config. Raises DataError where they are too few, or too many are missing."""
+    """The training and held-out pairs of a config. Raises DataError if there are too few or too many are missing."""
     data = read_data(config, tell)
     train, val = len(data.train), len(data.val)
     if min(train, val) < MIN_PAIRS:
         name = " + ".join(config.source)
         own = (
-            "ask for more pairs, such as synthetic:240" if data.train.is_drawn else "--val-fraction 0.3, or --val DATA"
+            "ask for more pairs, e.g. synthetic:240" if data.train.is_drawn else "use --val-fraction 0.3 or --val DATA"
         )
         raise DataError(
-            f"{name!r} with data.val_fraction {config.val_fraction:g} leaves {train:,} pairs to train on and {val:,} "
-            f"to test with; {MIN_PAIRS} of each is the least",
+            f"{name!r} with data.val_fraction {config.val_fraction:g} gives {train:,} training pairs and {val:,} "
+            f"held-out pairs; at least {MIN_PAIRS} of each are needed",
             own,
         )
     check_bad(dict.fromkeys(data.missing, "missing"), train + val + len(data.missing))
@@ -56,7 +56,7 @@ def open_data(config: DataConfig, tell: Tell = silent) -> Data:
 
 
 def read_data(config: DataConfig, tell: Tell = silent) -> Data:
-    """The same, whatever is there."""
+    """Like `open_data`, but without the checks."""
     if any(is_synthetic(source) for source in config.source):
         return _read_synthetic(config)
     return _read_files(config, tell)
@@ -68,15 +68,15 @@ def read_data(config: DataConfig, tell: Tell = silent) -> Data:
 def _read_synthetic(config: DataConfig) -> Data:
     """`synthetic` or `synthetic:PAIRS`."""
     if len(config.source) > 1 or config.val is not None:
-        raise DataError("synthetic cannot be joined with other data", "name either it or your own data")
+        raise DataError("synthetic cannot be combined with other data", "pass either synthetic or your own data")
     source = config.source[0]
     count_text = source.partition(":")[2]
     try:
         pairs = parse_count(count_text) if count_text else DEFAULT_SYNTHETIC_PAIRS
     except ValueError as error:
-        raise DataError(f"the number of pairs in {source!r} must be {error}", "synthetic:5000") from None
+        raise DataError(f"the number of pairs in {source!r} must be {error}", "for example synthetic:5000") from None
     if not 1 <= pairs <= MAX_SYNTHETIC_PAIRS:
-        raise DataError(f"{source!r} asks for {pairs} pairs; 1 to {MAX_SYNTHETIC_PAIRS:,} can be drawn")
+        raise DataError(f"{source!r} asks for {pairs} pairs; it must be between 1 and {MAX_SYNTHETIC_PAIRS:,}")
     val_pairs = min(round(pairs * config.val_fraction), config.val_limit)
     return Data(
         SyntheticSource(pairs - val_pairs, seed=config.seed, validation=False),
@@ -116,7 +116,7 @@ def _read_files(config: DataConfig, tell: Tell) -> Data:
     notes = [note for part in parts for note in _notes(part)]
     if unused:
         notes.append(
-            f"{unused:,} pictures of the data's own {'test' if config.val is None else 'other'} split are left alone"
+            f"{unused:,} pictures in the data's own {'test' if config.val is None else 'other'} split are not used"
         )
     if len(val) > config.val_limit:
         notes.append(f"{config.val_limit:,} of {len(val):,} held-out pictures are used (data.val_limit)")
@@ -128,7 +128,7 @@ def _read_files(config: DataConfig, tell: Tell) -> Data:
 
 
 def present(source: IndexedSource, missing: list[str]) -> IndexedSource:
-    """Without the pictures that are not there, which `missing` is told."""
+    """The source without its missing pictures, whose labels are added to `missing`."""
     if not any(part.facts.missing for part in source.parts):
         return source
     absent = np.flatnonzero(source.sizes < 0)
@@ -137,19 +137,19 @@ def present(source: IndexedSource, missing: list[str]) -> IndexedSource:
 
 
 def check_bad(reasons: dict[str, str], pictures: int) -> None:
-    """Raise where more pictures are bad than a few."""
+    """Raise DataError if more than a few pictures are bad."""
     if len(reasons) <= MAX_BAD_SHARE * pictures:
         return
     is_lost = all(reason == "missing" for reason in reasons.values())
     raise DataError(
         f"{len(reasons):,} of {pictures:,} pictures cannot be used, more than {MAX_BAD_SHARE:.0%}: "
         f"{bad_counts(reasons.values())}: {'; '.join(bad_lines(reasons))}",
-        "--image-root DIR says where they lie" if is_lost else "clipctl data inspect DATA --deep lists them all",
+        "pass --image-root DIR if they are elsewhere" if is_lost else "clipctl data inspect DATA --deep lists them all",
     )
 
 
 def bad_lines(reasons: dict[str, str], limit: int = LISTED_BAD) -> list[str]:
-    """Pictures and why they cannot be used; of very many the first."""
+    """Pictures and why they cannot be used; at most `limit` of them."""
     lines = [f"{label} ({reason})" for label, reason in list(reasons.items())[:limit]]
     return lines + ([f"and {len(reasons) - limit:,} more"] if len(reasons) > limit else [])
 
@@ -160,7 +160,7 @@ def bad_counts(reasons: Iterable[str]) -> str:
 
 
 def leakage_of(train: Source, val: Source) -> Leakage:
-    """Drawn data have none: their sides share no combination."""
+    """Synthetic data have none: their splits share no combination."""
     if not isinstance(train, IndexedSource) or not isinstance(val, IndexedSource):
         return Leakage(0, 0)
     return find_leakage(train, val)
@@ -169,11 +169,9 @@ def leakage_of(train: Source, val: Source) -> Leakage:
 def leakage_notes(leakage: Leakage) -> list[str]:
     notes = []
     if leakage.pictures:
-        notes.append(
-            f"{leakage.pictures:,} held-out pictures are also among those to train on: scores will look too good"
-        )
+        notes.append(f"{leakage.pictures:,} held-out pictures are also in the training set: scores will look too good")
     if leakage.captions:
-        notes.append(f"{leakage.captions:,} held-out captions also belong to pictures to train on")
+        notes.append(f"{leakage.captions:,} held-out captions also belong to training pictures")
     return notes
 
 
@@ -193,7 +191,7 @@ def _words(part: Index) -> str:
 
 
 def _short(place: str, source: str) -> str:
-    """A directory, relative to the data where it lies below them."""
+    """A directory, relative to the data if it is below them."""
     base = source if os.path.isdir(source) else os.path.dirname(source)
     try:
         relative = Path(place).relative_to(base).as_posix()
