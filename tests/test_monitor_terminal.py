@@ -268,7 +268,7 @@ def test_nothing_to_show(tmp_path, arguments, complaint):
 def test_several_matches_and_a_directory_that_is_no_run(finished, tmp_path):
     RunDir.create(tmp_path, "tiny", "overt").write_config("preset: tiny\n")
     done = piped("monitor", "ove", "--once", "--runs-dir", str(tmp_path))
-    assert done.returncode == 2 and "could be any of over, overt" in done.stderr
+    assert done.returncode == 2 and "matches several runs: over, overt" in done.stderr
     done = piped("monitor", str(tmp_path), "--once", "--runs-dir", str(tmp_path))
     assert done.returncode == 2 and "Traceback" not in done.stderr
 
