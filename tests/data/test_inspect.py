@@ -66,7 +66,7 @@ def test_deep_looks_at_every_picture(folder):
 def test_for_people(folder):
     done = inspect(folder, "--deep")
     assert done.exit_code == 0
-    for text in ("separated by commas", "to train on", "2 a picture", "7.jpg (truncated)", "1 missing", "loss floor"):
+    for text in ("separated by commas", "to train on", "2 per picture", "7.jpg (truncated)", "1 missing", "loss floor"):
         assert text in done.stdout
 
 

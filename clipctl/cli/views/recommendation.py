@@ -1,4 +1,4 @@
-"""How a recommendation looks."""
+"""Displays a recommendation."""
 
 from collections.abc import Iterator
 
@@ -74,7 +74,9 @@ def _memory_words(one: Candidate) -> str:
 
 def _band_table(answer: Recommendation) -> Text:
     devices = [one.device for one in answer.candidates]
-    rows = [("what would change it", "parameters", *(f"{device}, step" for device in devices), "fastest", "the notes")]
+    rows = [
+        ("what would change it", "parameters", *(f"{device}, step" for device in devices), "fastest", "rule of thumb")
+    ]
     for band in answer.bands:
         steps = ("–" if (one := band.step_s[device]) is None else f"{units.seconds(one.value)}" for device in devices)
         rows.append((f"{band.name}", band.range, *steps, band.fastest or "–", band.notes))

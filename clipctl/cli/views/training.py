@@ -1,4 +1,4 @@
-"""How a training looks: its plan, its progress, its result."""
+"""Displays a training run: its plan, its progress, its result."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -26,14 +26,14 @@ def plan_table(plan: "TrainPlan") -> Table:
         f"text {text.width}×{text.depth} over {text.vocab_size} symbols",
         "data": f"{', '.join(plan.config.data.source)}: {len(plan.train_source):,} pictures to train on, "
         f"{len(plan.val_source):,} held out",
-        **({} if plan.train_source.is_drawn else {"understood": "\n".join(plan.data.words)}),
+        **({} if plan.train_source.is_drawn else {"format": "\n".join(plan.data.words)}),
         "device": f"{plan.device.kind} ({plan.device.name}) – {plan.device.reason}",
         "precision": f"{plan.precision.value} – {plan.precision.reason}",
         "threads": f"{plan.threads.value} – {plan.threads.reason}",
         "workers": f"{plan.workers.value} – {plan.workers.reason}",
         **({} if plan.train_source.is_drawn else {"cache": f"{plan.cache.value} – {plan.cache.reason}"}),
         "steps": f"{plan.total_steps:,}: {plan.epochs:,} epochs of {plan.steps_per_epoch:,}, "
-        f"batch {plan.batch_pairs}, peak rate {config.optim.lr:g}",
+        f"batch {plan.batch_pairs}, peak learning rate {config.optim.lr:g}",
         "time": time_line(plan),
         "memory": memory_line(plan),
         "checkpoints": f"every {units.save_interval(config.save.every)}, about {units.size(plan.checkpoint_bytes)} "
@@ -41,7 +41,7 @@ def plan_table(plan: "TrainPlan") -> Table:
     }
     if config.train.loss == "softmax":
         rows["chance loss"] = (
-            f"ln {plan.batch_pairs} = {plan.chance_loss:.3f}; a loss that stays there has learnt nothing"
+            f"ln {plan.batch_pairs} = {plan.chance_loss:.3f}; if the loss stays there, nothing is being learnt"
         )
     for label, value in rows.items():
         table.add_row(label, plain(value))
@@ -63,15 +63,15 @@ def memory_line(plan: "TrainPlan") -> str:
 
 def time_line(plan: "TrainPlan") -> str:
     if plan.seconds is None or plan.step_s is None:
-        return "unknown: nothing was measured on this device yet; clipctl bench does"
+        return "unknown: nothing has been measured on this device yet; run clipctl bench"
     low, high = units.duration(plan.seconds.low), units.duration(plan.seconds.high)
     return (
-        f"about {units.duration(plan.seconds.value)} ({low} to {high}), {units.seconds(plan.step_s.value)} a step – "
-        f"{plan.step_s.basis}{BASIS_HINTS.get(plan.step_s.basis, '')}"
+        f"about {units.duration(plan.seconds.value)} ({low} to {high}), {units.seconds(plan.step_s.value)} per step – "
+        f"{BASIS_WORDS.get(plan.step_s.basis, plan.step_s.basis)}"
     )
 
 
-BASIS_HINTS = {"prior": "; clipctl bench would make it sure"}
+BASIS_WORDS = {"prior": "rough estimate; run clipctl bench to refine it"}
 
 
 def plan_document(plan: "TrainPlan") -> dict[str, Any]:
@@ -116,13 +116,13 @@ def progress_row(progress: "Progress") -> str:
 
 
 def summary_text(summary: "TrainSummary") -> str:
-    """The result, then what to do with it."""
+    """The result, and where it is."""
     pairs = summary.val_pairs
     captions = round(summary.t2i_r1 * summary.val_captions)
     pictures = round(summary.i2t_r1 * pairs)
     found = (
-        f"of {pairs:,} held-out pictures {pictures:,} find {'their' if summary.val_captions == pairs else 'a'} "
-        f"caption, and of {summary.val_captions:,} captions {captions:,} find their picture"
+        f"{pictures:,} of {pairs:,} unseen pictures matched to {'their' if summary.val_captions == pairs else 'a'} "
+        f"caption, {captions:,} of {summary.val_captions:,} captions matched to their picture"
     )
     score, best = (summary.i2t_r1 + summary.t2i_r1) / 2, (summary.best_i2t_r1 + summary.best_t2i_r1) / 2
     return "\n".join(
@@ -131,7 +131,7 @@ def summary_text(summary: "TrainSummary") -> str:
             f"{summary.device}: {summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
             f"peak memory {units.size(summary.peak_memory_bytes)}",
             f"{found}: R@1 {units.percent(score)} (best {units.percent(best)}, chance {units.percent(1 / pairs)})",
-            f"everything is in {summary.run}",
+            f"saved in {summary.run}",
         ]
     )
 
