@@ -1,4 +1,4 @@
-"""Everything that can go wrong in words a user can act on, and the exit code it ends with."""
+"""Errors that a user can act on, and the exit code of each."""
 
 from collections.abc import Sequence
 from enum import IntEnum
@@ -15,7 +15,7 @@ class ExitCode(IntEnum):
 
 
 class ClipctlError(Exception):
-    """What went wrong (naming the thing and its value) and, where there is one, the way out."""
+    """What went wrong (naming the thing and its value) and, if there is one, a hint that says what to do."""
 
     exit_code = ExitCode.FAILURE
 
@@ -25,7 +25,7 @@ class ClipctlError(Exception):
 
     @property
     def problems(self) -> Sequence["ClipctlError"]:
-        """The single errors to print; most errors are one."""
+        """The errors to print one by one; usually just this one."""
         return (self,)
 
 
@@ -50,27 +50,27 @@ class DataError(ClipctlError):
 
 
 class RunError(ClipctlError):
-    """A run directory that exists already, does not exist, or cannot be used."""
+    """A run directory that already exists, does not exist, or cannot be used."""
 
     exit_code = ExitCode.USAGE
 
 
 class CheckpointError(ClipctlError):
-    """A checkpoint that is damaged, incomplete, or of a newer schema."""
+    """A checkpoint that is damaged, incomplete, or has a newer schema."""
 
     exit_code = ExitCode.CHECK
 
 
 class NewerCheckpointError(CheckpointError):
-    """Written by a later clipctl: not damage, and not ours to read or to delete."""
+    """Written by a newer clipctl: not damaged, but not ours to read or delete."""
 
 
 class SaveError(ClipctlError):
-    """The work could not be written down: a full disk, a directory that is gone."""
+    """A checkpoint could not be saved: the disk is full, or the directory is gone."""
 
 
 class TrainingError(ClipctlError):
-    """The training itself cannot go on."""
+    """The training itself cannot continue."""
 
 
 class DeviceError(ClipctlError):
@@ -78,7 +78,7 @@ class DeviceError(ClipctlError):
 
 
 class Stopped(ClipctlError):
-    """A signal asked the training to stop, and it did, with everything saved."""
+    """The training was stopped by a signal, after saving everything."""
 
     def __init__(self, message: str, hint: str, exit_code: ExitCode) -> None:
         super().__init__(message, hint)

@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all, and files that are opened only if they are plain files."""
+"""Atomic writes: a file or directory appears complete or not at all. And reading that accepts only regular files."""
 
 import errno
 import json
@@ -14,9 +14,9 @@ from typing import Any, BinaryIO
 
 @contextmanager
 def replaced(path: Path, *, durable: bool = True) -> Iterator[Path]:
-    """Yield a temporary path beside `path`, for a file or a new directory; put it in place only on success.
+    """Yield a temporary path next to `path`, for a file or a new directory; move it into place only on success.
 
-    Durable means: on the disk before the name appears, so that no power cut leaves a name without its bytes.
+    Durable means synced to disk before the name appears, so a power cut cannot leave a name without its content.
     """
     partial = path.with_name(f".{path.name}.partial")
     delete(partial)
@@ -32,7 +32,7 @@ def replaced(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def discard(directory: Path) -> None:
-    """Delete a directory through a rename: a kill in the middle leaves no half of it under its name."""
+    """Rename a directory, then delete it: if killed halfway, no half-deleted directory keeps the original name."""
     doomed = directory.with_name(f".{directory.name}.deleted")
     delete(doomed)
     os.rename(directory, doomed)
@@ -45,34 +45,34 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def open_plain(path: Path) -> BinaryIO:
-    """Open a regular file for reading. What is found under a known name may be a link out of its directory, or a pipe
-    that never answers; both raise an OSError that says so."""
+    """Open a regular file for reading. An expected name may turn out to be a symbolic link that leaves the directory,
+    or a pipe that would block forever; both raise an OSError that says so."""
     if path.is_symlink():
         raise OSError(f"{path.name} is a symbolic link")
     flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
     descriptor = os.open(path, flags)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path.name} is not a plain file")
+        raise OSError(f"{path.name} is not a regular file")
     return os.fdopen(descriptor, "rb", buffering=0)
 
 
 def read_bounded(path: Path, limit_bytes: int) -> bytes:
-    """The content of a plain file that is not larger than what it can honestly be."""
+    """The content of a regular file. Raises OSError if it is larger than such a file can plausibly be."""
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit_bytes:
-            raise OSError(f"{path.name} has {size} bytes, more than the {limit_bytes} it may have")
+            raise OSError(f"{path.name} has {size} bytes; the limit is {limit_bytes}")
         return file.read(limit_bytes)
 
 
 def sync_file(path: Path) -> None:
-    """Wait until the file's bytes are on the disk."""
+    """Wait until the file's content is on disk."""
     with path.open("r+b") as file:  # r+: Windows cannot sync a read-only handle
         if sys.platform == "darwin":
             import fcntl
 
-            # On macOS fsync stops at the drive's cache; F_FULLFSYNC goes through it, where the filesystem knows it.
+            # On macOS fsync stops at the drive's cache; F_FULLFSYNC flushes that too, if the filesystem supports it.
             with suppress(OSError):
                 fcntl.fcntl(file.fileno(), fcntl.F_FULLFSYNC)
                 return
@@ -80,12 +80,12 @@ def sync_file(path: Path) -> None:
 
 
 def sync_directory(path: Path) -> None:
-    """Wait until the names in a directory are on the disk. Windows has no such call and does not need it."""
+    """Wait until a directory's entries are on disk. Windows has no such call and does not need one."""
     if os.name != "nt":
         descriptor = os.open(path, os.O_RDONLY)
         try:
             os.fsync(descriptor)
-        except OSError as error:  # some network filesystems cannot do it for directories
+        except OSError as error:  # some network filesystems cannot sync directories
             if error.errno not in (errno.EINVAL, errno.EBADF, errno.ENOTSUP):
                 raise
         finally:
@@ -102,7 +102,7 @@ def _sync(path: Path) -> None:
 
 
 def delete(path: Path) -> None:
-    """Whatever is there; what cannot be deleted now is swept later."""
+    """Delete a file or directory if it exists. Errors are ignored: leftovers are swept up later."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path, ignore_errors=True)
     else:

@@ -222,7 +222,7 @@ def test_prune_refuses_a_live_run(invoke, root):
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None and owner.stdout.readline() == "held\n"
         refused = invoke("prune", "alpha", "--yes")
-        assert refused.exit_code == 2 and "is being written" in refused.stderr
+        assert refused.exit_code == 2 and "is in use" in refused.stderr
         assert "skipped" in invoke("prune", "--yes").stderr
         owner.kill()
     assert steps(root) == [2, 3, 4, 6]
@@ -251,7 +251,7 @@ def test_diff_of_one_with_itself(invoke):
 def test_diff_reads_only_what_is_whole(invoke, root):
     flip(newest(root).path / MODEL)
     result = invoke("diff", "alpha", "beta")
-    assert result.exit_code == 3 and "model.safetensors has another sha256" in result.stderr
+    assert result.exit_code == 3 and "model.safetensors has changed: its sha256 does not match" in result.stderr
 
 
 # --- bad input ------------------------------------------------------------------------------------------------
@@ -262,7 +262,7 @@ def test_diff_reads_only_what_is_whole(invoke, root):
     [
         (["show", "alpah"], 2, "did you mean alpha"),
         (["verify", "alpah@best"], 2, "did you mean alpha"),
-        (["show", "alpha@99"], 3, "there are: 2, 3, 4, 6"),
+        (["show", "alpha@99"], 3, "available steps: 2, 3, 4, 6"),
         (["show", "/"], 2, "neither a checkpoint nor a run"),
         (["show", "nowhere/step-00000001"], 3, "it has no manifest.json"),
         (["list", "--runs-dir", "nowhere"], 2, "there is no directory nowhere"),

@@ -102,7 +102,7 @@ def test_a_large_batch_shrinks_and_says_so():
         (["--batch-size", "1"], 2, ["train.batch_size must be between 2"]),
         (["--lr", "fast", "--seed", "x"], 2, ["optim.lr must be a number", "train.seed must be a whole number"]),
         (["--config", "missing.yaml"], 2, ["no such config file: missing.yaml"]),
-        (["--name", "a/b"], 2, ["cannot name a run"]),
+        (["--name", "a/b"], 2, ["is not a valid run name"]),
         (["no-such-folder"], 2, ["no such file or directory", "no-such-folder"]),
         (["--no-such-flag"], 2, ["--no-such-flag"]),
         (["--preset", "huge", "--batch-size", "200"], 4, ["training needs about", "hint:"]),

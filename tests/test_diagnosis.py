@@ -184,7 +184,7 @@ def test_a_late_start_of_workers_is_no_waiting_for_pictures(story):
     assert "data_bound" not in story.tell(row=lambda step: late if step % 50 == 1 else usual).alerts()
 
 
-@pytest.mark.parametrize(("own", "reason"), [(1.7, "warm"), (0.6, "another program")])
+@pytest.mark.parametrize(("own", "reason"), [(1.7, "hot"), (0.6, "another program")])
 def test_slowdown_with_its_likely_reason(story, own, reason):
     alerts = story.tell(
         row=lambda step: {"images_per_s": 170.0} if step > 200 else {}, system=lambda step: {"process_cpu": own}

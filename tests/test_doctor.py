@@ -232,7 +232,7 @@ def test_a_torch_for_another_numpy_is_bad(monkeypatch):
 
     monkeypatch.setattr(torch, "zeros", lambda count: Tensor())
     found = look(libraries.check_conflicts)
-    assert found.verdict == "bad" and "built for another numpy" in found.value
+    assert found.verdict == "bad" and "built for a different numpy" in found.value
 
 
 def test_a_hidden_duplicate_is_a_warning(monkeypatch):
@@ -256,7 +256,7 @@ def test_a_torchvision_for_another_torch_is_a_warning(monkeypatch, built_for, ve
     [
         ("flags\t\t: fpu avx avx2 amx_tile\n", "x86_64", "AVX2", "ok", "avx2 amx_tile; torch uses AVX2"),
         ("flags\t\t: fpu sse4_2 avx\n", "x86_64", "DEFAULT", "warn", "no AVX2"),
-        ("flags\t\t: fpu avx avx2\n", "AMD64", "DEFAULT", "warn", "torch does not use the AVX2"),
+        ("flags\t\t: fpu avx avx2\n", "AMD64", "DEFAULT", "warn", "torch does not use AVX2"),
         ("Features\t: fp asimd bf16 i8mm sve\n", "aarch64", "SVE256", "ok", "asimd bf16 i8mm sve"),
         (None, "AMD64", "AVX512", "ok", ": –; torch uses AVX512"),
         (None, "AMD64", "DEFAULT", "warn", "no AVX2"),
@@ -305,10 +305,10 @@ def test_affinity_and_quota_are_told(monkeypatch, tmp_path):
     [
         (8.2e9, 5e9, 0, None, "ok", "nothing swapped out"),
         (4e9, 3e9, 0, None, "warn", "less than 8 GB"),
-        (16e9, 1e9, 0, None, "warn", "less than 2 GB are free"),
+        (16e9, 1e9, 0, None, "warn", "less than 2 GB free"),
         (16e9, 5e9, 9e9, None, "warn", "swapped"),
-        (64e9, 3e9, 0, 4e9, "warn", "the container may take 3.7 GiB"),
-        (64e9, 20e9, 0, 32e9, "ok", "the container may take 29.8 GiB"),
+        (64e9, 3e9, 0, 4e9, "warn", "the container may use 3.7 GiB"),
+        (64e9, 20e9, 0, 32e9, "ok", "the container may use 29.8 GiB"),
     ],
 )
 def test_memory(monkeypatch, total, free, swapped, limit, verdict, words):
@@ -402,7 +402,7 @@ def test_a_driver_that_torch_finds_no_gpu_with_is_a_warning(monkeypatch, hidden,
     [
         ([], "ok", "not run yet"),
         ([True], "ok", "1 of 1 passed"),
-        ([True, False], "bad", "1 of 2 passed; mps does not compute what the CPU computes: the loss differs"),
+        ([True, False], "bad", "1 of 2 passed; mps does not give the same results as the CPU: the loss differs"),
     ],
 )
 def test_preflight(gpu, passed, verdict, words):

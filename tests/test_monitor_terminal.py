@@ -151,7 +151,7 @@ def test_keys(finished, terminal):
     seen.press("x")
     seen.wait_for("0:30")  # 300 steps of a tenth of a second
     seen.press("?")
-    seen.wait_for("hold the picture still")
+    seen.wait_for("pause the display")
     seen.press("?")
     seen.wait_for("q quit")
     before = seen.text
@@ -163,7 +163,7 @@ def test_keys(finished, terminal):
     seen.press(" ")
     seen.wait_for("paused")
     seen.press(" \t")
-    seen.wait_for("zother  stopped", "no step yet")
+    seen.wait_for("zother  stopped", "no steps yet")
     seen.press("q")
     assert seen.end() == 0
 
@@ -254,10 +254,10 @@ def test_a_picture(finished, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
-        (["--once"], "there is no run in"),
+        (["--once"], "there are no runs in"),
         (["--json"], "start one: clipctl train"),
         (["nothing", "--once"], "there is no run 'nothing'"),
-        (["--all"], "there is no run in"),
+        (["--all"], "there are no runs in"),
     ],
 )
 def test_nothing_to_show(tmp_path, arguments, complaint):
@@ -268,7 +268,7 @@ def test_nothing_to_show(tmp_path, arguments, complaint):
 def test_several_matches_and_a_directory_that_is_no_run(finished, tmp_path):
     RunDir.create(tmp_path, "tiny", "overt").write_config("preset: tiny\n")
     done = piped("monitor", "ove", "--once", "--runs-dir", str(tmp_path))
-    assert done.returncode == 2 and "could be any of over, overt" in done.stderr
+    assert done.returncode == 2 and "matches several runs: over, overt" in done.stderr
     done = piped("monitor", str(tmp_path), "--once", "--runs-dir", str(tmp_path))
     assert done.returncode == 2 and "Traceback" not in done.stderr
 

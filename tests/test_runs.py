@@ -44,7 +44,7 @@ def test_names_that_are_no_single_directory(tmp_path, name):
     if not name:
         assert RunDir.create(tmp_path, "tiny", name).name.split("-")[2] == "tiny"
         return
-    with pytest.raises(RunError, match="cannot name a run"):
+    with pytest.raises(RunError, match="is not a valid run name"):
         RunDir.create(tmp_path, "tiny", name)
 
 
@@ -96,7 +96,7 @@ def test_the_lock_keeps_others_out_and_dies_with_its_owner(tmp_path):
         [sys.executable, "-c", code, str(run.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert owner.stdout is not None and owner.stdout.readline() == "held\n"
-    with pytest.raises(RunError, match="is being written"):
+    with pytest.raises(RunError, match="is in use"):
         run.acquire()
     owner.kill()
     owner.wait()
@@ -197,7 +197,7 @@ def test_a_saved_checkpoint_is_whole_and_verifies(run, store):
     [
         (lambda file: file.unlink(), "is missing"),
         (lambda file: file.write_bytes(b"{"), "has 1 bytes, expected 2"),
-        (lambda file: file.write_bytes(b"[]"), "another sha256"),
+        (lambda file: file.write_bytes(b"[]"), "sha256 does not match"),
     ],
 )
 def test_damage_is_found(store, damage, complaint):
@@ -301,7 +301,7 @@ def test_checkpoints_of_another_run_are_never_touched(run, store):
     last = store.last()
     assert last is not None and last.step == 4
     problems = [entry.problems[0] for entry in store.inventory()[-2:]]
-    assert "it is of step 700" in problems[0] and "another run, other" in problems[1]
+    assert "says step 700" in problems[0] and "another run, other" in problems[1]
 
 
 def test_the_best_of_a_course_that_was_left_survives_the_same_step(run):
@@ -351,7 +351,7 @@ def rewrite_manifest(checkpoint, **changes):
 def test_a_newer_schema_is_refused_by_name(store):
     checkpoint = save(store, 1)
     rewrite_manifest(checkpoint, schema=99)
-    with pytest.raises(CheckpointError, match="schema 99, this clipctl reads up to 1"):
+    with pytest.raises(CheckpointError, match="schema 99; this clipctl reads up to 1"):
         read_checkpoint(checkpoint.path)
 
 

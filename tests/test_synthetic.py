@@ -87,7 +87,7 @@ def test_too_few_pairs(text):
     if text.endswith(":"):
         assert len(open_data(DataConfig(source=(text,))).train) == 216
     else:
-        with pytest.raises(DataError, match="is the least"):
+        with pytest.raises(DataError, match="are needed"):
             open_data(DataConfig(source=(text,)))
 
 

@@ -1,4 +1,4 @@
-"""From which size on is a device faster than the CPU? Never beyond the sizes that were measured. No torch."""
+"""The size above which a device is faster than the CPU. Never extrapolates beyond the measured sizes. No torch."""
 
 import math
 import random
@@ -14,7 +14,7 @@ Samples = Mapping[int, Sequence[float]]  # size -> seconds
 
 
 def find_crossovers(rows: Sequence[Row]) -> list[Crossover]:
-    """Of every operation and precision, for every device that is not the CPU, at the CPU's most threads."""
+    """For every operation, precision and device other than the CPU, compared with the CPU at its most threads."""
     most = max((row.threads for row in rows), default=1)
     found = []
     for operation, dtype, device in dict.fromkeys((row.operation, row.dtype, row.device) for row in rows):
@@ -49,7 +49,7 @@ def crossover(operation: str, dtype: str, device: str, data: str, on_cpu: Sample
 
 
 def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float | None:
-    """Where the CPU's time over the device's passes 1 for good; between two sizes on a straight line of logarithms."""
+    """Where CPU time / device time passes 1 for good; interpolated linearly between two sizes in log-log space."""
     if ratios[-1] <= 1 or all(ratio > 1 for ratio in ratios):
         return None
     last_loss = max(index for index, ratio in enumerate(ratios) if ratio <= 1)
@@ -58,7 +58,7 @@ def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float | None:
 
 
 def bootstrap(sizes: Sequence[int], on_cpu: Samples, on_device: Samples) -> tuple[float, float]:
-    """The middle 95 % of where it crosses when the samples are drawn again; no further than the sizes measured."""
+    """95 % bootstrap interval of the crossing, from resampled times; limited to the measured sizes."""
     rng = random.Random(0)
     found = []
     for _ in range(RESAMPLES):

@@ -1,4 +1,4 @@
-"""The operations that are timed, and what each of them computes and moves. `size` counts float32 elements."""
+"""The operations to time, and how much each of them computes and moves. `size` counts float32 elements."""
 
 import math
 from collections.abc import Callable
@@ -28,7 +28,7 @@ def _side(size: int) -> int:
 
 
 def _rows(size: int) -> tuple[int, int]:
-    """Sequences and their length: whole ones of 197 tokens, or one that is shorter."""
+    """Number of sequences and their length: full ones of 197 tokens, or a single shorter one."""
     width = HEADS * HEAD_WIDTH
     return (max(1, round(size / (TOKENS * width))), TOKENS) if size >= TOKENS * width else (1, max(1, size // width))
 
@@ -53,7 +53,7 @@ OPERATIONS = (
         name="add",
         operands=lambda size: (_noise(size, seed=0), _noise(size, seed=1)),
         run=torch.add,
-        flops=lambda size: 0.0,  # only bytes count: the roof of products says nothing of sums
+        flops=lambda size: 0.0,  # only bytes count: the peak of matrix products does not apply to sums
         elements_moved=lambda size: 3 * size,
     ),
     Operation(
@@ -84,6 +84,6 @@ OPERATIONS = (
 
 
 def need_bytes(size: int) -> int:
-    """What an operation of a size holds at most: three operands in three precisions and again while they are moved, a
-    result and a reference."""
+    """Most memory an operation of this size can need: three operands in three precisions, copies while they are moved,
+    a result and a reference."""
     return 4 * size * 11

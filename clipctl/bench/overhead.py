@@ -1,4 +1,4 @@
-"""What a device costs besides computing, each part measured by itself."""
+"""A device's overhead besides computing, each part measured separately."""
 
 import time
 from collections.abc import Callable
@@ -17,7 +17,7 @@ _LIMIT_S = 0.1
 
 
 def measure_overhead(device: Device) -> Overhead:
-    odd = torch.randn(509, 509).to(device.image)  # a shape nobody else uses
+    odd = torch.randn(509, 509).to(device.image)  # a shape used nowhere else
     first_call_s = _once(lambda: torch.logit(odd), device)
     one, square = torch.ones(1, device=device.image), torch.randn(512, 512).to(device.image)
 
@@ -41,7 +41,7 @@ def measure_overhead(device: Device) -> Overhead:
 
 
 def _init_s(device: Device) -> float | None:
-    """In a new process: in this one the device was touched long ago."""
+    """Measured in a new process, because in this one the device is already initialised."""
     if not device.is_accelerator:
         return None
     with Helpers() as process:
@@ -65,13 +65,13 @@ def _once(run: Callable[[], object], device: Device) -> float:
 
 
 def _fresh_alloc_s(device: Device) -> float:
-    """With nothing in the cache that could serve; each byte is touched, because only then is it really there."""
+    """With nothing suitable in the cache; every byte is touched, because only then is it really allocated."""
     if device.is_accelerator and hasattr(torch.get_device_module(device.image), "empty_cache"):
         torch.get_device_module(device.image).empty_cache()
     seconds = []
     kept = []
     for number in range(3):
-        size = 4 * ALLOC_BYTES + number * 4096  # larger than anything that was freed before
+        size = 4 * ALLOC_BYTES + number * 4096  # larger than anything freed before
         started = time.perf_counter()
         kept.append(torch.zeros(size, dtype=torch.uint8, device=device.image).fill_(1))
         device.synchronize()
@@ -80,7 +80,7 @@ def _fresh_alloc_s(device: Device) -> float:
 
 
 def _enqueue_s(device: Device) -> float:
-    """Until the call for a product returns, whatever the device does then."""
+    """Time until the call for a product returns, regardless of when the device finishes."""
     square = torch.randn(512, 512).to(device.image)
     seconds = []
     for _ in range(20):

@@ -1,4 +1,4 @@
-"""A picture of a benchmark. matplotlib is an extra: it is asked for only here."""
+"""Plots a benchmark. matplotlib is an optional dependency, imported only here."""
 
 import importlib.util
 from pathlib import Path
@@ -17,12 +17,12 @@ def require_matplotlib() -> None:
 
 
 def draw(result: BenchResult, path: Path) -> None:
-    """One panel an operation: how fast at which size, a line a setting, spread as bars; training steps in the last."""
+    """One panel per operation: speed over size, one line per setting, spread as bars; training steps in the last."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     if not result.results:
-        raise ConfigError("nothing was measured, so there is nothing to draw")
+        raise ConfigError("nothing was measured, so there is nothing to plot")
     micro = [row for row in result.results if row.suite != "step"]
     steps = [row for row in result.results if row.suite == "step"]
     names = list(dict.fromkeys(row.operation for row in micro))
@@ -52,7 +52,7 @@ def _draw_operation(axis: "Axes", result: BenchResult, rows: list[Row], colours:
     for setting in dict.fromkeys(row.setting for row in rows):
         line = [row for row in rows if row.setting == setting]
         values = [getattr(row, scale) for row in line]
-        # A time within median ± IQR/2 is a speed within these.
+        # Speeds that correspond to times of median ± IQR/2.
         spread = [value * min(0.9, row.iqr_s / row.median_s / 2) for value, row in zip(values, line, strict=True)]
         sizes = [row.size for row in line]
         axis.errorbar(sizes, values, yerr=spread, marker="o", markersize=4, capsize=3, color=colours[setting])
@@ -80,7 +80,7 @@ def _draw_steps(axis: "Axes", rows: list[Row], colours: dict[str, str]) -> None:
 
 
 def _plain_numbers(axis: Any) -> None:
-    """30 and 200 instead of powers of ten."""
+    """Labels such as 30 and 200 instead of powers of ten."""
     from matplotlib.ticker import LogLocator, NullFormatter, StrMethodFormatter
 
     axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))

@@ -1,4 +1,4 @@
-"""What a benchmark found, as data that outlives it. No torch."""
+"""The results of a benchmark, and how they are saved and compared. No torch."""
 
 import json
 from dataclasses import asdict, dataclass, field, fields
@@ -17,13 +17,13 @@ SUITES = ("elementwise", "matmul", "attention", "step")
 
 @dataclass(frozen=True)
 class Row:
-    """One operation of one size under one setting."""
+    """One operation at one size in one setting."""
 
     suite: str  # elementwise, matmul, attention, step
     operation: str
     device: str
     dtype: str
-    size: int  # elements of float32; pairs of a step
+    size: int  # float32 elements; for a step, pairs
     threads: int
     first_s: float
     median_s: float
@@ -32,10 +32,12 @@ class Row:
     samples_s: list[float]
     gflops: float | None = None
     gbytes_per_s: float | None = None
-    roof_share: float | None = None  # of what the measured peaks allow
-    bound: str | None = None  # compute, memory, cache or launch: what holds it back
+    roof_share: float | None = None  # of what the measured peaks allow (roofline)
+    bound: str | None = None  # compute, memory, cache or launch: what limits it
     round_trip: list[float] | None = None  # samples with the data copied in and the result copied out
-    error: float | None = None  # largest difference from the CPU's fp32 result (None), relative to its largest value
+    error: float | None = (
+        None  # largest difference from the CPU's fp32 result (None there), relative to its largest value
+    )
     peak_bytes: int | None = None  # of a step
     workload: dict[str, Any] | None = None  # of a step
 
@@ -51,14 +53,14 @@ class Row:
 
 @dataclass(frozen=True)
 class Overhead:
-    """What a device costs before it computes, each part measured by itself. None: there is no such part."""
+    """A device's overhead besides computing, each part measured separately. None: does not apply."""
 
     device: str
-    init_s: float | None  # from nothing to the first tensor
+    init_s: float | None  # until the first tensor exists, in a new process
     first_call_s: float  # of an operation never run before
     warm_call_s: float  # the same operation later
-    fresh_alloc_s: float  # of 16 MiB, from the system
-    cached_alloc_s: float  # of memory just freed
+    fresh_alloc_s: float  # 16 MiB from the system
+    cached_alloc_s: float  # 16 MiB that were just freed
     launch_s: float  # one operation on one number
     enqueue_s: float | None  # until the call returns
     synchronize_s: float | None  # with nothing to wait for
@@ -69,7 +71,7 @@ class Overhead:
 
 @dataclass(frozen=True)
 class Peak:
-    """The roof: the best that was measured here."""
+    """The best rates measured here: the roof of the roofline model."""
 
     device: str
     dtype: str
@@ -80,7 +82,7 @@ class Peak:
 
 @dataclass(frozen=True)
 class Crossover:
-    """From which size on a device beats the CPU; `size` is None where it does so nowhere or everywhere in range."""
+    """The size above which a device beats the CPU; `size` is None if that is nowhere or everywhere in range."""
 
     operation: str
     dtype: str
@@ -109,7 +111,7 @@ class BenchResult:
 
     @classmethod
     def parse(cls, document: Any) -> "BenchResult":
-        """Raises ValueError for anything but what `to_dict` describes."""
+        """Parse what `to_dict` wrote. Raises ValueError for anything else."""
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise ValueError(f"not a document of schema {SCHEMA}")
         parts: dict[str, type] = {"results": Row, "peaks": Peak, "overheads": Overhead, "crossover": Crossover}
@@ -132,25 +134,25 @@ def load_result(path: Path) -> BenchResult:
     try:
         return BenchResult.parse(json.loads(files.read_bounded(path, LIMIT_BYTES)))
     except FileNotFoundError:
-        raise DataError(f"no such file: {path}", "clipctl bench --save FILE writes one") from None
+        raise DataError(f"no such file: {path}", "create one with clipctl bench --save FILE") from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(
-            f"{path} is no result of clipctl bench: {error}", "clipctl bench --save FILE writes one"
+            f"{path} is not a result of clipctl bench: {error}", "create one with clipctl bench --save FILE"
         ) from None
 
 
 @dataclass(frozen=True)
 class Change:
-    """A row now and then."""
+    """The same row in two results."""
 
     row: Row
     before_s: float
     ratio: float  # now / before; below 1 is faster
-    is_certain: bool  # the samples' quartiles do not overlap
+    is_certain: bool  # the interquartile ranges do not overlap
 
 
 def compare(now: BenchResult, before: BenchResult) -> list[Change]:
-    """Rows that are in both."""
+    """Compares the rows that are in both results."""
     earlier = {_key(row): row for row in before.results}
     changes = []
     for row in now.results:

@@ -1,4 +1,4 @@
-"""clipctl train --detach: the same command again, as a process that belongs to no terminal."""
+"""clipctl train --detach: runs the same command again, as a process that belongs to no terminal."""
 
 import subprocess
 import sys
@@ -16,7 +16,7 @@ START_TIMEOUT_S = 300.0
 
 
 def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_json: bool) -> None:
-    """Start the training in the background, wait until it runs, say how to watch and stop it."""
+    """Start the training in the background, wait until it runs, and say how to watch and stop it."""
     if resume is not None:
         run, which = find_unfinished(root, resume)
         which_run = f"--resume={run.path}@{which}" if which else f"--resume={run.path}"
@@ -42,7 +42,7 @@ def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_j
 
 
 def other_arguments(arguments: list[str], resume: str | None) -> list[str]:
-    """What was typed after `train`, without what is said otherwise now."""
+    """The arguments after `train`, without those that this process replaces."""
     kept: list[str] = []
     skips_value = False
     for argument in arguments:
@@ -56,7 +56,7 @@ def other_arguments(arguments: list[str], resume: str | None) -> list[str]:
 
 
 def launch(run: RunDir, arguments: list[str]) -> "subprocess.Popen[bytes]":
-    """In a session of its own: closing the terminal sends it nothing."""
+    """Start it in its own session, so that closing the terminal does not signal it."""
     with run.log_file.open("ab") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "clipctl", *arguments],
@@ -69,7 +69,7 @@ def launch(run: RunDir, arguments: list[str]) -> "subprocess.Popen[bytes]":
 
 
 def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]", log_bytes: int) -> None:
-    """Until it says so itself; if it ends instead, its own words are the error."""
+    """Wait until the process reports that it is running; if it exits instead, show its own error."""
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         status = run.status()
@@ -80,8 +80,10 @@ def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]", log_byte
             sys.stderr.write(words[max(0, words.find("error: ")) :])
             run.remove_if_stillborn()
             if process.returncode < 0:
-                raise RunError(f"process {process.pid} was ended by signal {-process.returncode} before it trained")
+                raise RunError(
+                    f"process {process.pid} was killed by signal {-process.returncode} before training began"
+                )
             raise typer.Exit(process.returncode)
         time.sleep(0.05)
-    hint = f"it goes on in the background: see {run.log_file}, or clipctl stop {run.handle}"
-    raise RunError(f"process {process.pid} has not begun to train after {START_TIMEOUT_S:g} s", hint)
+    hint = f"it is still running in the background: see {run.log_file}, or stop it with clipctl stop {run.handle}"
+    raise RunError(f"process {process.pid} has not started training after {START_TIMEOUT_S:g} s", hint)

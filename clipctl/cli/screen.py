@@ -1,4 +1,4 @@
-"""A run as the monitor shows it: once, line by line, or live on a whole screen."""
+"""The monitor's output: once, line by line, or live on the whole screen."""
 
 import io
 import re
@@ -40,13 +40,13 @@ def write_svg(snapshot: Snapshot, path: Path) -> None:
     width, height = SVG_SIZE
     console = Console(record=True, width=width, height=height, file=io.StringIO(), force_terminal=True)
     console.print(Group(*dashboard(snapshot, [], Options(show_keys=False), width, height)))
-    # Rich asks a server for its font; a picture of one's run should ask nobody for anything.
+    # Rich's SVG loads its font from a server; a picture of a run should not contact anyone.
     svg = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="clipctl monitor"), flags=re.DOTALL)
     path.write_text(svg, encoding="utf-8")
 
 
 def follow(console: Console, watcher: RunWatcher, interval_s: float) -> None:
-    """Where there is no terminal: a line an interval, until the run has ended."""
+    """Without a terminal: print a line per interval until the run has ended."""
     while True:
         snapshot = watcher.look(time.monotonic())
         console.print(output.plain(f"{snapshot.state}  {summary(snapshot)}"), soft_wrap=True)
@@ -69,7 +69,7 @@ class Screen:
         self._others: list[str] = []
         self._others_read = -OTHERS_INTERVAL_S
         self._size: tuple[int, ...] = ()
-        self._drawn: list[Text] = []  # the lines that are on the screen
+        self._drawn: list[Text] = []  # the lines now on the screen
 
     def show(self) -> None:
         with single_keys(), self._console.screen(hide_cursor=True):
@@ -97,11 +97,11 @@ class Screen:
             self._others = [line for line in run_lines(self._root) if line.split("  ")[0] != self._snapshot.run]
 
     def _draw(self) -> None:
-        """Only the lines that differ from what is there; all of them after a resize."""
+        """Redraw only the lines that changed; all of them after a resize."""
         assert self._snapshot is not None
         width, height = size = tuple(self._console.size)
         lines = dashboard(self._snapshot, self._others, self._options, width, height)
-        with self._console:  # collects what is written, and writes it at once
+        with self._console:  # buffers the output and writes it in one go
             if size != self._size:
                 self._size, self._drawn = size, []
                 self._console.control(Control.clear())

@@ -1,4 +1,4 @@
-"""The terminal while a program owns all of it: keys come one by one, and it is left as it was found."""
+"""Full-screen use of the terminal: reads single keys, and restores the terminal afterwards."""
 
 import os
 import select
@@ -13,7 +13,7 @@ from clipctl.errors import ExitCode
 
 @contextmanager
 def single_keys() -> Iterator[None]:
-    """Read keys without waiting for Enter, where the system and the input allow it."""
+    """Read keys without waiting for Enter, if the system and the input allow it."""
     try:
         import termios
         import tty
@@ -35,17 +35,17 @@ def single_keys() -> Iterator[None]:
 
 @contextmanager
 def ends_by_exception() -> Iterator[None]:
-    """Let signals end the program through its `finally` blocks, which give the terminal back."""
+    """Let signals end the program through its `finally` blocks, which restore the terminal."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         for each in before:
-            signal.signal(each, signal.SIG_IGN)  # a second one must not disturb the giving back
+            signal.signal(each, signal.SIG_IGN)  # a second signal must not interrupt the restoring
         raise SystemExit(ExitCode.INTERRUPTED if number == signal.SIGINT else 128 + number)
 
     names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
     numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
     before = {number: signal.signal(number, leave) for number in numbers}
-    if hasattr(signal, "SIGTSTP"):  # put to sleep, it would leave its screen behind
+    if hasattr(signal, "SIGTSTP"):  # when suspended, it would leave its screen behind
         before[signal.SIGTSTP] = signal.signal(signal.SIGTSTP, signal.SIG_IGN)
     try:
         yield
@@ -55,6 +55,6 @@ def ends_by_exception() -> Iterator[None]:
 
 
 def next_key(timeout_s: float) -> str | None:
-    """The next key, if one comes in time; an empty text when the input has ended."""
+    """The next key; None if none comes in time, an empty string at the end of the input."""
     ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
     return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else None

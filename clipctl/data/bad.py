@@ -6,12 +6,12 @@ from typing import NamedTuple
 
 from clipctl.errors import DataError
 
-MAX_BAD_SHARE = 0.05  # of the pictures; with more, something is wrong with all of them
+MAX_BAD_SHARE = 0.05  # of the pictures; beyond that, something is wrong with the data as a whole
 LISTED_BAD = 10
 
 
 class BadPictureError(Exception):
-    """A picture that cannot be used; the message is the reason, one of few."""
+    """A picture that cannot be used; the message is the reason, from a small fixed set."""
 
 
 class BadPicture(NamedTuple):
@@ -22,19 +22,19 @@ class BadPicture(NamedTuple):
 
 
 def check_bad(reasons: Mapping[str, str], pictures: int) -> None:
-    """Raise where more pictures are bad than a few."""
+    """Raise DataError if more than a few pictures are bad."""
     if len(reasons) <= MAX_BAD_SHARE * pictures:
         return
     is_lost = all(reason == "missing" for reason in reasons.values())
     raise DataError(
         f"{len(reasons):,} of {pictures:,} pictures cannot be used, more than {MAX_BAD_SHARE:.0%}: "
         f"{bad_counts(reasons.values())}: {'; '.join(bad_lines(reasons))}",
-        "--image-root DIR says where they lie" if is_lost else "clipctl data inspect DATA --deep lists them all",
+        "pass --image-root DIR if they are elsewhere" if is_lost else "clipctl data inspect DATA --deep lists them all",
     )
 
 
 def bad_lines(reasons: Mapping[str, str], limit: int = LISTED_BAD) -> list[str]:
-    """Pictures and why they cannot be used; of very many the first."""
+    """Pictures and why they cannot be used; at most `limit` of them."""
     lines = [f"{label} ({reason})" for label, reason in list(reasons.items())[:limit]]
     return lines + ([f"and {len(reasons) - limit:,} more"] if len(reasons) > limit else [])
 

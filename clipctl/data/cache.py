@@ -1,6 +1,6 @@
-"""Decoded pictures, kept so that each is decoded once: in memory, or in a file that all workers map.
+"""A cache of decoded pictures, so that each is decoded only once: in memory, or in a file that all workers map.
 
-What is kept is what decoding gives, to the last bit, so a cache changes the speed of a training and nothing else.
+Cached pixels are bit-identical to freshly decoded ones, so the cache affects speed and nothing else.
 """
 
 import os
@@ -37,7 +37,7 @@ def open_cache(kind: CacheKind, source: Source, side_px: int, limit_bytes: int) 
 
 
 def decoded(source: Source, index: int, side_px: int) -> Pixels:
-    """What is kept of a picture. Raises BadPictureError."""
+    """The pixels to cache for a picture. Raises BadPictureError."""
     return to_area(np.array(source.picture(index, side_px)), side_px)
 
 
@@ -59,14 +59,14 @@ class RamCache:
 
 
 class DiskCache:
-    """One slot a picture in a file; it outlives the run, and is found again by what the pictures are.
+    """A file with one slot per picture. It outlives the run and is keyed by the pictures' identity.
 
-    Slots are written through the file, not the map: a full disk is then an error that costs one picture its slot,
-    where a map would end the process. A slot's checksum is compared the first time it is read: after a power cut, a
-    header may be on the disk without its pixels.
+    Slots are written through the file, not the memory map: on a full disk that is an error that costs one picture its
+    slot, whereas a write through the map would kill the process. A slot's checksum is verified on first read: after a
+    power cut, a header may be on disk without its pixels.
     """
 
-    HEADER = struct.Struct("<HHI")  # height, width, CRC-32 of the pixels; all zero where nothing was written
+    HEADER = struct.Struct("<HHI")  # height, width, CRC-32 of the pixels; all zero in an empty slot
 
     def __init__(self, source: Source, side_px: int, limit_bytes: int) -> None:
         self._source, self._side_px = source, side_px
@@ -76,11 +76,11 @@ class DiskCache:
         self._open()
 
     def _open(self) -> None:
-        # Locked: another process that grows it at the same time must not make it smaller again.
+        # Locked, because a second process that sizes the file at the same time could shrink it again.
         with FileLock(self.path.with_suffix(".lock")), self.path.open("ab") as file:
             if os.fstat(file.fileno()).st_size < self._slots * self.slot_bytes:
-                file.truncate(self._slots * self.slot_bytes)  # a hole: takes no room until it is written
-        os.utime(self.path)  # the last use
+                file.truncate(self._slots * self.slot_bytes)  # sparse: takes no space until written
+        os.utime(self.path)  # marks the last use
         self._file = self.path.open("r+b", buffering=0)
         self._map = np.memmap(self.path, dtype=np.uint8, mode="r") if self._slots else np.zeros(0, dtype=np.uint8)
         self._checked = np.zeros(self._slots, dtype=bool)
@@ -133,18 +133,18 @@ def pictures_dir() -> Path:
 
 
 def kept_bytes() -> int:
-    """What all kept pictures take."""
+    """Disk space taken by all cached pictures."""
     return sum(map(_occupied_bytes, pictures_dir().glob("*.u8")))
 
 
 def cache_key(source: Source, side_px: int) -> str:
-    """Other pictures, another size, another decoder or another resizer: other pixels."""
+    """Changes with whatever changes the pixels: the pictures, the size, the decoder and the resizer."""
     versions = f"{PIL.__version__} {torch.__version__}"
     return sha256(f"{source.state} {side_px} {versions}".encode()).hexdigest()[:20]
 
 
 def make_room(source: Source, side_px: int, limit_bytes: int) -> None:
-    """Delete pictures kept for other data, the longest unused first, until all kept ones take `limit_bytes` at most."""
+    """Delete other data's cached pictures, least recently used first, until the cache is within `limit_bytes`."""
     own = f"{cache_key(source, side_px)}.u8"
     need_bytes = len(source) * slot_bytes(side_px)
     with suppress(OSError):

@@ -1,4 +1,4 @@
-"""From the words a user types to the pairs they mean."""
+"""Opens the data that a user names on the command line or in a config."""
 
 import os
 from dataclasses import dataclass, field
@@ -26,27 +26,27 @@ MAX_SYNTHETIC_PAIRS = 100_000  # there are 10,368 combinations; more pairs only 
 
 @dataclass(frozen=True)
 class Data:
-    """Both sides, and what was understood and noticed on the way to them."""
+    """Both splits, how the data were understood, and what was noticed while reading them."""
 
     train: Source
     val: Source
-    words: tuple[str, ...]  # for each place: what it is
+    words: tuple[str, ...]  # a description of each source
     notes: tuple[str, ...] = ()
-    missing: tuple[str, ...] = field(default=(), repr=False)  # pictures that are not there
+    missing: tuple[str, ...] = field(default=(), repr=False)  # labels of missing pictures
 
 
 def open_data(config: DataConfig, tell: Tell = silent) -> Data:
-    """The training and held-out pairs of a config. Raises DataError where they are too few, or too many are missing."""
+    """The training and held-out pairs of a config. Raises DataError if there are too few or too many are missing."""
     data = read_data(config, tell)
     train, val = len(data.train), len(data.val)
     if min(train, val) < MIN_PAIRS:
         name = " + ".join(config.source)
         own = (
-            "ask for more pairs, such as synthetic:240" if data.train.is_drawn else "--val-fraction 0.3, or --val DATA"
+            "ask for more pairs, e.g. synthetic:240" if data.train.is_drawn else "use --val-fraction 0.3 or --val DATA"
         )
         raise DataError(
-            f"{name!r} with data.val_fraction {config.val_fraction:g} leaves {train:,} pairs to train on and {val:,} "
-            f"to test with; {MIN_PAIRS} of each is the least",
+            f"{name!r} with data.val_fraction {config.val_fraction:g} gives {train:,} training pairs and {val:,} "
+            f"held-out pairs; at least {MIN_PAIRS} of each are needed",
             own,
         )
     check_bad(dict.fromkeys(data.missing, "missing"), train + val + len(data.missing))
@@ -54,7 +54,7 @@ def open_data(config: DataConfig, tell: Tell = silent) -> Data:
 
 
 def read_data(config: DataConfig, tell: Tell = silent) -> Data:
-    """The same, whatever is there."""
+    """Like `open_data`, but without the checks."""
     if any(is_synthetic(source) for source in config.source):
         return _read_synthetic(config)
     return _read_files(config, tell)
@@ -66,15 +66,15 @@ def read_data(config: DataConfig, tell: Tell = silent) -> Data:
 def _read_synthetic(config: DataConfig) -> Data:
     """`synthetic` or `synthetic:PAIRS`."""
     if len(config.source) > 1 or config.val is not None:
-        raise DataError("synthetic cannot be joined with other data", "name either it or your own data")
+        raise DataError("synthetic cannot be combined with other data", "pass either synthetic or your own data")
     source = config.source[0]
     count_text = source.partition(":")[2]
     try:
         pairs = parse_count(count_text) if count_text else DEFAULT_SYNTHETIC_PAIRS
     except ValueError as error:
-        raise DataError(f"the number of pairs in {source!r} must be {error}", "synthetic:5000") from None
+        raise DataError(f"the number of pairs in {source!r} must be {error}", "for example synthetic:5000") from None
     if not 1 <= pairs <= MAX_SYNTHETIC_PAIRS:
-        raise DataError(f"{source!r} asks for {pairs} pairs; 1 to {MAX_SYNTHETIC_PAIRS:,} can be drawn")
+        raise DataError(f"{source!r} asks for {pairs} pairs; it must be between 1 and {MAX_SYNTHETIC_PAIRS:,}")
     val_pairs = min(round(pairs * config.val_fraction), config.val_limit)
     return Data(
         SyntheticSource(pairs - val_pairs, seed=config.seed, validation=False),
@@ -114,7 +114,7 @@ def _read_files(config: DataConfig, tell: Tell) -> Data:
     notes = [note for part in parts for note in _notes(part)]
     if unused:
         notes.append(
-            f"{unused:,} pictures of the data's own {'test' if config.val is None else 'other'} split are left alone"
+            f"{unused:,} pictures in the data's own {'test' if config.val is None else 'other'} split are not used"
         )
     if len(val) > config.val_limit:
         notes.append(f"{config.val_limit:,} of {len(val):,} held-out pictures are used (data.val_limit)")
@@ -126,7 +126,7 @@ def _read_files(config: DataConfig, tell: Tell) -> Data:
 
 
 def present(source: IndexedSource, missing: list[str]) -> IndexedSource:
-    """Without the pictures that are not there, which `missing` is told."""
+    """The source without its missing pictures, whose labels are added to `missing`."""
     if not any(part.facts.missing for part in source.parts):
         return source
     absent = np.flatnonzero(source.sizes < 0)
@@ -135,7 +135,7 @@ def present(source: IndexedSource, missing: list[str]) -> IndexedSource:
 
 
 def leakage_of(train: Source, val: Source) -> Leakage:
-    """Drawn data have none: their sides share no combination."""
+    """Synthetic data have none: their splits share no combination."""
     if not isinstance(train, IndexedSource) or not isinstance(val, IndexedSource):
         return Leakage(0, 0)
     return find_leakage(train, val)
@@ -144,11 +144,9 @@ def leakage_of(train: Source, val: Source) -> Leakage:
 def leakage_notes(leakage: Leakage) -> list[str]:
     notes = []
     if leakage.pictures:
-        notes.append(
-            f"{leakage.pictures:,} held-out pictures are also among those to train on: scores will look too good"
-        )
+        notes.append(f"{leakage.pictures:,} held-out pictures are also in the training set: scores will look too good")
     if leakage.captions:
-        notes.append(f"{leakage.captions:,} held-out captions also belong to pictures to train on")
+        notes.append(f"{leakage.captions:,} held-out captions also belong to training pictures")
     return notes
 
 
@@ -168,7 +166,7 @@ def _words(part: Index) -> str:
 
 
 def _short(place: str, source: str) -> str:
-    """A directory, relative to the data where it lies below them."""
+    """A directory, relative to the data if it is below them."""
     base = source if os.path.isdir(source) else os.path.dirname(source)
     try:
         relative = Path(place).relative_to(base).as_posix()

@@ -1,4 +1,4 @@
-"""Files of pictures to RGB: every kind that people have, within limits, or in words why it cannot be used. No torch."""
+"""Decodes picture files to RGB: all common formats, within limits, or the reason why one cannot be used. No torch."""
 
 import io
 import warnings
@@ -10,17 +10,18 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 
 from clipctl.data.bad import BadPictureError
 
-FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # none that starts another program
+FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # none that launches an external program
 FILE_LIMIT_BYTES = 256 * 2**20
 PIXEL_LIMIT = 150_000_000  # a 12,000 × 12,000 scan; more is a mistake or an attack
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 
-# About damaged EXIF and large pictures; the limits are ours. Once for the process: pictures are decoded by threads.
+# Warnings about damaged EXIF and large pictures: we set our own limits. Set once per process, not per picture, because
+# pictures are decoded in threads.
 warnings.filterwarnings("ignore", module=r"PIL\b")
 
 _WHITE = (255, 255, 255)
-# EXIF orientation to what puts the picture upright.
+# EXIF orientation to the transpose that turns the picture upright.
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -33,8 +34,8 @@ _UPRIGHT = {
 
 
 def open_picture(content: bytes, least_px: int) -> Image.Image:
-    """The picture in a file's bytes, upright and in RGB, on white where it was transparent. A JPEG may come smaller
-    than it is, with no side below `least_px`: its blocks are decoded at 1/2, 1/4 or 1/8, which makes it fast."""
+    """Decode a file's bytes: upright, in RGB, with transparency on white. A JPEG may come out smaller than it is, with
+    no side below `least_px`: its blocks are decoded at 1/2, 1/4 or 1/8 of their size, which is fast."""
     if not content:
         raise BadPictureError("empty")
     if len(content) > FILE_LIMIT_BYTES:
@@ -53,13 +54,13 @@ def open_picture(content: bytes, least_px: int) -> Image.Image:
         raise BadPictureError("not a picture") from None
     except Image.DecompressionBombError:
         raise BadPictureError(f"more than {PIXEL_LIMIT // 10**6} megapixels") from None
-    except Exception as error:  # decoders raise what they like: OSError, SyntaxError, struct.error, ZeroDivisionError
+    except Exception as error:  # decoders raise anything: OSError, SyntaxError, struct.error, ZeroDivisionError
         raise BadPictureError("truncated" if "truncated" in str(error) else "damaged") from error
     return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
 
 
 def picture_size(content: bytes) -> tuple[int, int]:
-    """Width and height, as the file's header says."""
+    """Width and height, from the file's header."""
     try:
         return Image.open(io.BytesIO(content), formats=FORMATS).size
     except Exception:  # as in `open_picture`
@@ -67,18 +68,18 @@ def picture_size(content: bytes) -> tuple[int, int]:
 
 
 def _drafted(size: tuple[int, int], least_px: int) -> tuple[int, int]:
-    """The size to ask a decoder for so that the shorter side keeps `least_px`."""
+    """The size to request from the decoder so that the shorter side is at least `least_px`."""
     scale = least_px / min(size)
     return round(size[0] * scale), round(size[1] * scale)
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
-    """Eight bits of red, green and blue. Of several frames the first."""
+    """Eight bits each of red, green and blue. Only the first frame of an animation is used."""
     mode = picture.mode
     if mode == "RGB" and "transparency" not in picture.info:
         picture.load()
         return picture
-    if mode in ("I;16", "I;16L", "I;16B", "I;16N", "I", "F"):  # convert() would cut everything above 255
+    if mode in ("I;16", "I;16L", "I;16B", "I;16N", "I", "F"):  # convert() would clip everything above 255
         return Image.fromarray(_eight_bits(np.asarray(picture)), "L").convert("RGB")
     if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
         above = picture.convert("RGBA")
@@ -89,7 +90,7 @@ def to_rgb(picture: Image.Image) -> Image.Image:
 
 
 def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Grey values of more than eight bits, scaled by the range of their type; floats by their own."""
+    """Grey values of more than eight bits, scaled by the range of their type; floats by their actual range."""
     numbers = values.astype(np.float64)
     if values.dtype.kind == "f":
         low, high = float(numbers.min()), float(numbers.max())
@@ -99,7 +100,7 @@ def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
 
 
 def to_square(picture: Image.Image, size_px: int) -> Image.Image:
-    """The middle of a picture, as CLIP looks at pictures it is asked about."""
+    """The centre crop of a picture, as CLIP uses for inference."""
     side = min(picture.size)
     left, top = (picture.width - side) // 2, (picture.height - side) // 2
     box = (left, top, left + side, top + side)

@@ -53,11 +53,11 @@ class Matches:
 
 
 class HeldOut(NamedTuple):
-    """The held-out pictures as they are, each with its first caption, and all other captions after them."""
+    """The held-out pictures, not augmented, each with its first caption; all further captions follow."""
 
     batches: list[Batch]
-    more_tokens: list[Tensor]  # of captions after a picture's first
-    captions: list[str]  # first ones, then the others: as many as there are token rows
+    more_tokens: list[Tensor]  # of each picture's further captions
+    captions: list[str]  # first captions, then the others: one per row of tokens
     matches: Matches
     bad: tuple[BadPicture, ...]  # left out
 
@@ -67,7 +67,7 @@ class HeldOut(NamedTuple):
 
 
 def read_held_out(source: Source, tokenizer: Tokenizer, size_px: int, batch_size: int) -> HeldOut:
-    """The whole held-out set, in order. Pictures are decoded by threads: decoders let others run meanwhile."""
+    """The whole held-out set, in order. Pictures are decoded by threads: decoders release the GIL."""
 
     def read(index: int) -> Pixels | BadPicture:
         try:
@@ -89,7 +89,7 @@ def read_held_out(source: Source, tokenizer: Tokenizer, size_px: int, batch_size
     picture_keys = np.array([source.picture_key(index) for index, _ in good], dtype=np.uint64)
     matches = Matches([*range(len(good)), *(owner for owner, _ in others)], captions, picture_keys)
     tokens = torch.from_numpy(np.stack([tokenizer.encode(text) for text in captions]))
-    # Of almost equal size, for the reason given in `epoch_batches`.
+    # Batches of almost equal size, for the reason given in `epoch_batches`.
     batches = []
     for chunk in np.array_split(np.arange(len(good)), batch_count(len(good), batch_size)):
         images = torch.from_numpy(np.stack([good[number][1] for number in chunk]))

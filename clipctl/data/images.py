@@ -10,24 +10,24 @@ import torch.nn.functional as F
 from clipctl.config.sections import DataConfig
 from clipctl.data.decoding import Pixels
 
-MAX_RATIO = 2.0  # of a kept picture's sides; of longer ones the middle is taken
-CROP_RATIO = 4 / 3  # a random crop is up to so much wider than high, or higher than wide
-KEPT_SHARE = 8 / 7  # pictures are kept with sides by so much longer than the model's, so that crops stay sharp
+MAX_RATIO = 2.0  # largest aspect ratio of a cached picture; longer ones are cropped to the middle
+CROP_RATIO = 4 / 3  # largest aspect ratio of a random crop, wide or tall
+KEPT_SHARE = 8 / 7  # side of a cached picture, relative to the model's input, so that crops stay sharp
 
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What may happen to a picture before the model sees it."""
+    """Random changes to a picture before the model sees it."""
 
     max_shift: float  # of the side
     max_zoom: float
     flip: bool
     min_crop: float  # smallest share of the area that a crop keeps; 1: no crop
-    jitter: float  # of brightness, contrast and saturation; captions name hues, so those stay
+    jitter: float  # of brightness, contrast and saturation; not hue, because captions name colours
 
     @classmethod
     def of(cls, config: DataConfig, *, drawn: bool) -> "Augmentation":
-        """As asked; where nothing is asked, what suits drawn scenes, or pictures from files."""
+        """As configured; anything left open gets what suits synthetic scenes or pictures from files."""
         shift, zoom, crop, jitter = (0.08, 0.1, 1.0, 0.0) if drawn else (0.0, 0.0, 0.6, 0.1)
         return cls(
             max_shift=shift if config.max_shift is None else config.max_shift,
@@ -39,24 +39,24 @@ class Augmentation:
 
 
 def kept_side(size_px: int, *, drawn: bool) -> int:
-    """Of a picture that is kept decoded: drawn ones come in the size that is needed."""
+    """Side of a cached picture. Synthetic ones are drawn at exactly the size needed."""
     return size_px if drawn else math.ceil(size_px * KEPT_SHARE)
 
 
 def resized(pixels: Pixels, box: tuple[int, int, int, int], width: int, height: int) -> Pixels:
-    """The part of a picture in `box` (left, top, right, bottom) in another size: bicubic, smoothed where it shrinks.
-    Torch's kernel for bytes does what Pillow's does, in a quarter of the time."""
+    """Resize the part of a picture in `box` (left, top, right, bottom): bicubic, antialiased when shrinking. Torch's
+    uint8 kernel gives the same result as Pillow's, in a quarter of the time."""
     left, top, right, bottom = box
-    part = torch.from_numpy(np.array(pixels[top:bottom, left:right]))[None].permute(0, 3, 1, 2)  # a copy of its own
+    part = torch.from_numpy(np.array(pixels[top:bottom, left:right]))[None].permute(0, 3, 1, 2)  # a private copy
     view = F.interpolate(part, size=(height, width), mode="bicubic", antialias=True)
     return view[0].permute(1, 2, 0).numpy()
 
 
 def to_area(pixels: Pixels, side_px: int) -> Pixels:
-    """A picture with about side_px² pixels, in its own shape, and never larger than it is.
+    """Shrink a picture to about side_px² pixels, keeping its aspect ratio; never enlarge it.
 
-    Random crops take a share of the area, so equal area, not an equal side, is what every picture needs to have; and
-    pictures that are kept all take the same room.
+    Random crops take a share of the area, so what pictures should have in common is their area, not one side. It also
+    means that all cached pictures take the same space.
     """
     full_height, full_width, _ = pixels.shape
     width, height = min(full_width, int(full_height * MAX_RATIO)), min(full_height, int(full_width * MAX_RATIO))
@@ -81,8 +81,8 @@ def augment(pixels: Pixels, rng: np.random.Generator, size_px: int, how: Augment
 
 
 def crop_box(rng: np.random.Generator, width: int, height: int, min_share: float) -> tuple[int, int, int, int]:
-    """A random crop: its share of the area between `min_share` and 1, its shape between 3:4 and 4:3, shrunk where it
-    would stick out. Without cropping (share 1) the middle square."""
+    """A random crop: its share of the area is between `min_share` and 1 and its shape between 3:4 and 4:3, shrunk if it
+    would not fit. Without cropping (share 1), the centre square."""
     if min_share >= 1:
         side = min(width, height)
         left, top = (width - side) // 2, (height - side) // 2
@@ -100,7 +100,7 @@ def crop_box(rng: np.random.Generator, width: int, height: int, min_share: float
 def shifted(pixels: Pixels, rng: np.random.Generator, *, max_shift: float, max_zoom: float) -> Pixels:
     """Shifted by up to `max_shift` of the side and zoomed by up to `max_zoom`.
 
-    Rows and columns are picked from the original by index, with the edge repeated: no blending, so colours stay.
+    Rows and columns are picked from the original by index, with the edge repeated: no blending, so colours are exact.
     """
     side = len(pixels)
     zoom = 1 + rng.uniform(-max_zoom, max_zoom)

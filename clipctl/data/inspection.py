@@ -1,4 +1,4 @@
-"""What there is to know about data before training on them. No torch."""
+"""What to know about a dataset before training on it. No torch."""
 
 import time
 from collections import Counter
@@ -22,17 +22,17 @@ from clipctl.hardware.cpu import usable_cores
 from clipctl.hardware.processes import Helpers
 from clipctl.progress import Count, Tell
 
-SAMPLED_PICTURES = 64  # decoded where not all are
+SAMPLED_PICTURES = 64  # decoded unless all are
 TIMED_PICTURES = 8
 SAMPLED_CAPTIONS = 200_000  # whose words are counted
-CHUNK = 32  # pictures a process takes at a time
+CHUNK = 32  # pictures per task for a helper process
 
 
 class Look(NamedTuple):
     """One picture, decoded."""
 
     label: str
-    reason: str | None  # why it cannot be used; None: it can
+    reason: str | None  # why it cannot be used; None if it can
     width: int
     height: int
     seconds: float
@@ -70,14 +70,14 @@ class Inspection:
     tokenizer: str
     vocabulary: int  # of the tokenizer
     distinct_words: int
-    equal_captions: int  # captions that another one is equal to
+    equal_captions: int  # captions that occur more than once
     equal_pictures: int
     compared_by: str  # bytes or names
     leaked_pictures: int
     leaked_captions: int
     loss_floor: float
     batch_size: int
-    decoded: int  # pictures that were looked at
+    decoded: int  # pictures that were decoded
     width_px: Spread | None
     height_px: Spread | None
     decode_images_per_s: float | None  # on one core
@@ -95,7 +95,7 @@ class Inspection:
 def inspect_data(
     config: DataConfig, *, size_px: int, context: int, batch_size: int, deep: bool, progress: Count, tell: Tell
 ) -> tuple[Data, Inspection]:
-    """Look at captions whole, at pictures in a sample, or at all of them if `deep`."""
+    """Look at all captions, and at a sample of the pictures, or at all of them if `deep`."""
     data = read_data(config, tell)
     train, val = data.train, data.val
     looks = list(look_at_all(data, size_px, progress)) if deep else [look(train, i, size_px) for i in sample_of(train)]
@@ -141,23 +141,23 @@ def inspect_data(
 def _warnings(data: Data, bad: dict[str, str]) -> Iterator[str]:
     """What training would refuse."""
     if min(len(data.train), len(data.val)) < MIN_PAIRS:
-        yield f"too few to train: {MIN_PAIRS} pictures to train on and {MIN_PAIRS} held out are the least"
+        yield f"too few to train: at least {MIN_PAIRS} training and {MIN_PAIRS} held-out pictures are needed"
     total = len(data.train) + len(data.val) + len(data.missing)
     if len(bad) > MAX_BAD_SHARE * total:
-        yield f"{len(bad):,} of {total:,} pictures are bad: training refuses more than {MAX_BAD_SHARE:.0%}"
+        yield f"{len(bad):,} of {total:,} pictures are bad; training allows at most {MAX_BAD_SHARE:.0%}"
 
 
 # --- pictures -------------------------------------------------------------------------------------------------
 
 
 def sample_of(source: Source, count: int = SAMPLED_PICTURES) -> list[int]:
-    """Indices, evenly spaced."""
+    """Evenly spaced indices."""
     count = min(count, len(source))
     return [number * len(source) // count for number in range(count)]
 
 
 def look(source: Source, index: int, size_px: int) -> Look:
-    """Decode a picture and see what it is."""
+    """Decode a picture and report what was found."""
     label, key, size = source.label(index), index, (size_px, size_px)
     started = time.perf_counter()
     try:
@@ -174,7 +174,7 @@ def look(source: Source, index: int, size_px: int) -> Look:
 
 
 def decode_seconds(source: Source, side_px: int) -> float:
-    """What decoding a picture takes on one core, from a few of them."""
+    """Time to decode a picture on one core, measured on a few of them."""
     times = []
     for index in sample_of(source, TIMED_PICTURES):
         one = look(source, index, side_px)
@@ -184,7 +184,7 @@ def decode_seconds(source: Source, side_px: int) -> float:
 
 
 def look_at_all(data: Data, size_px: int, progress: Count) -> Iterator[Look]:
-    """Every picture of both sides, on all cores, in order."""
+    """Decode every picture of both splits, on all cores, in order."""
     sides = (data.train, data.val)
     total, done = sum(map(len, sides)), 0
     tasks = [(number, start) for number, side in enumerate(sides) for start in range(0, len(side), CHUNK)]
@@ -199,7 +199,7 @@ _remembered: tuple[tuple[Source, ...], int]
 
 
 def _remember(sides: tuple[Source, ...], size_px: int) -> None:
-    """What a process that looks at pictures is told once: sources may be large."""
+    """Runs once in each helper process: sources may be large, so they are not sent with every task."""
     global _remembered
     _remembered = (sides, size_px)
 
@@ -214,7 +214,7 @@ def _look_at_several(task: tuple[int, int]) -> list[Look]:
 
 
 def _repeated(keys: NDArray[Any]) -> int:
-    """How many keys stand there more than once."""
+    """How many keys occur more than once."""
     _, counts = np.unique(keys, return_counts=True)
     return int(counts[counts > 1].sum())
 

@@ -1,4 +1,4 @@
-"""Pairs to batches, in this process or in workers."""
+"""Loads pairs into batches, in this process or in workers."""
 
 import itertools
 import re
@@ -28,8 +28,8 @@ from clipctl.hardware.processes import signals_held
 PREFETCH_BATCHES = 2
 KEPT_TEXTS = 50_000  # about a kilobyte each
 TICK_S = 0.5
-WORKER_TIMEOUT_S = 120.0  # for a batch; longer than any disk takes that still works
-KILL_S = 5.0  # for a killed worker to be gone; one that waits for a dead network disk never is
+WORKER_TIMEOUT_S = 120.0  # for a batch; longer than any working disk takes
+KILL_S = 5.0  # for a killed worker to exit; one that waits for a dead network disk never does
 
 _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
@@ -44,18 +44,18 @@ class Pair(NamedTuple):
 
 
 class Text(NamedTuple):
-    """What is known of a picture's caption once it was read."""
+    """A caption, tokenised."""
 
     tokens: NDArray[np.int64]
-    names_side: bool  # it says left or right
+    names_side: bool  # it mentions left or right
     caption_key: int
     picture_key: int
 
 
 class PairDataset(Dataset[Pair]):
-    """One augmented pair for each key; what is random about it is f(seed, epoch, index).
+    """One augmented pair per key; all randomness is a function of (seed, epoch, index).
 
-    A picture that cannot be used is replaced, with its caption, by the next one that can.
+    A picture that cannot be used is replaced, along with its caption, by the next usable one.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PairDataset(Dataset[Pair]):
         return text
 
     def _usable(self, index: int) -> tuple[Pixels, int, tuple[BadPicture, ...]]:
-        """The picture, or the first after it that can be used; and those that were passed over."""
+        """The picture, or the next usable one after it; and the bad ones that were skipped."""
         bad: list[BadPicture] = []
         for _ in range(len(self._source)):
             if index not in self._bad:
@@ -106,11 +106,11 @@ class PairDataset(Dataset[Pair]):
                     self._bad[index] = str(error)
             bad.append(BadPicture(index, self._bad[index]))
             index = (index + 1) % len(self._source)
-        raise DataError(f"no picture of {self._source.name} can be used; the last one is {bad[-1].reason}")
+        raise DataError(f"none of the pictures in {self._source.name} can be used; the last one is {bad[-1].reason}")
 
 
 class Collate:
-    """Stacks pairs. Unless `fixed_length`, tokens are cut to the longest caption: padding has no effect."""
+    """Stacks pairs. Unless `fixed_length`, tokens are trimmed to the longest caption: padding has no effect."""
 
     def __init__(self, *, fixed_length: bool) -> None:
         self._fixed_length = fixed_length
@@ -137,7 +137,7 @@ class Collate:
 
 
 class TrainLoader:
-    """The batches of an epoch, from any batch on. Workers are started once and kept."""
+    """The batches of an epoch, starting at any batch. Workers are started once and kept."""
 
     def __init__(
         self,
@@ -159,21 +159,21 @@ class TrainLoader:
             prefetch_factor=PREFETCH_BATCHES if workers else None,
             # Spawned workers inherit no threads and no locks, and behave the same on every system.
             multiprocessing_context="spawn" if workers else None,
-            # Without a generator of its own, a loader draws from the global one and shifts everything after it.
+            # Without its own generator, a loader draws from the global one and changes everything after it.
             generator=torch.Generator(),
         )
 
     def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
         self._sampler.start(epoch, first_batch)
-        # Workers are started here the first time, later asked to go on. They never hear of Ctrl-C, because the trainer
-        # is about to finish its step and save: they end when it tells them to, or is gone.
+        # Starts the workers the first time, and reuses them after that. They do not receive Ctrl-C, because the trainer
+        # still has to finish its step and save: they exit when it tells them to, or when it is gone.
         with signals_held(), _alarm(self._timeout_s):
             batches = iter(self._loader)
         while True:
             try:
                 with _alarm(self._timeout_s):
                     batch = next(batches, None)
-            except DataError as error:  # a worker's comes with its traceback; its last line is what it said
+            except DataError as error:  # from a worker it includes the traceback; the last line is the message
                 raise DataError(
                     str(error).strip().splitlines()[-1].removeprefix("clipctl.errors.DataError: ")
                 ) from None
@@ -182,27 +182,27 @@ class TrainLoader:
             yield batch
 
     def worker_error(self, error: RuntimeError) -> TrainingError | None:
-        """If torch says that a worker failed: which one and how. Torch may say so anywhere, not only while it is asked
-        for a batch, and names a process number at most."""
+        """If torch reports a failed worker: which one, and how it failed. Torch may raise this anywhere, not only while
+        loading a batch, and gives a process id at most."""
         batches: Any = self._loader._iterator
         if not (isinstance(error, WorkerSilentError) or str(error).startswith("DataLoader ")) or batches is None:
             return None
-        hint = "go on with --resume; --workers 0 does without them"
+        hint = "continue with --resume; --workers 0 loads pictures without worker processes"
         for number, worker in enumerate(batches._workers):
             if not worker.is_alive():
                 how = f"signal {-worker.exitcode}" if worker.exitcode < 0 else f"exit code {worker.exitcode}"
                 return TrainingError(f"loader worker {number} (process {worker.pid}) ended with {how}", hint)
-        number = batches._task_info[batches._rcvd_idx][0]  # who owes the next batch
+        number = batches._task_info[batches._rcvd_idx][0]  # the worker that owes the next batch
         pid = batches._workers[number].pid
-        return TrainingError(f"loader worker {number} (process {pid}) has been silent for {self._timeout_s} s", hint)
+        return TrainingError(f"loader worker {number} (process {pid}) has not responded for {self._timeout_s} s", hint)
 
     def close(self) -> None:
-        """End the workers. They do not listen to signals, so nothing else would before the process is gone.
+        """Kill the workers. They ignore signals, so otherwise they would run until this process exits.
 
-        Torch's own way asks them to leave, under a lock that one which was stopped or killed may hold forever. They
-        have nothing to finish, so they are killed, after torch was told not to mind.
+        Torch's own shutdown asks them to exit, using a lock that a suspended or killed worker may hold forever. They
+        have nothing to finish, so they are killed, after telling torch not to treat that as a failure.
         """
-        iterator: Any = self._loader._iterator  # where a loader keeps persistent workers
+        iterator: Any = self._loader._iterator  # holds the persistent workers
         if iterator is None or iterator._shutdown:
             return
         iterator._shutdown = True
@@ -217,15 +217,15 @@ class TrainLoader:
 
 
 class WorkerSilentError(RuntimeError):
-    """No batch has come for too long."""
+    """No batch has arrived for too long."""
 
 
 @contextmanager
 def _alarm(seconds: float | None) -> Iterator[None]:
-    """Raise WorkerSilentError if the block takes longer; None: it may take forever.
+    """Raise WorkerSilentError if the block takes longer; None means no limit.
 
     Torch's own timeout covers waiting for a message but not reading it, and a worker may stop in the middle of one.
-    The time is counted in ticks, of which none come while the trainer itself is put to sleep.
+    Time is counted in ticks, which pause while the trainer itself is suspended.
     """
     if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield

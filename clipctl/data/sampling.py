@@ -1,4 +1,4 @@
-"""Which pairs stand in which batch, and with which caption: functions of (seed, epoch) and nothing else. No torch."""
+"""Which pairs go into which batch, and with which caption: functions of (seed, epoch) and nothing else. No torch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -12,11 +12,11 @@ MIN_PAIRS = 2  # on each side: a single pair has nothing to be contrasted with
 
 
 class Key(NamedTuple):
-    """One pair to prepare."""
+    """A pair to load."""
 
     epoch: int
     picture: int
-    which: int  # of the picture's captions
+    which: int  # which of the picture's captions
 
 
 def batch_count(pairs: int, batch_size: int) -> int:
@@ -24,7 +24,7 @@ def batch_count(pairs: int, batch_size: int) -> int:
 
 
 def chosen_captions(indices: NDArray[np.int64], counts: NDArray[np.int64], seed: int, epoch: int) -> NDArray[np.int64]:
-    """For each picture the number of the caption it is shown with in this epoch."""
+    """For each picture, the number of the caption to use in this epoch."""
     shares = (mix(indices.astype(np.uint64), seed, epoch) >> np.uint64(11)) * 2.0**-53  # in [0, 1)
     return (shares * counts).astype(np.int64)
 
@@ -32,18 +32,18 @@ def chosen_captions(indices: NDArray[np.int64], counts: NDArray[np.int64], seed:
 def epoch_batches(
     pairs: int, batch_size: int, seed: int, epoch: int, groups: NDArray[np.int64] | None = None
 ) -> list[NDArray[np.int64]]:
-    """Every pair once, in as few batches as `batch_size` allows, whose sizes differ by one at most. Of pairs in the
-    same group (that no batch should hold together) each batch gets as few as can be.
+    """Every pair once, in as few batches as `batch_size` allows, with sizes that differ by at most one. Pairs in the
+    same group should not share a batch, so each batch gets as few of them as possible.
 
-    A last batch of three pairs would have a chance loss of ln 3 among neighbours at ln B; equal batches keep the loss
+    A last batch of three pairs would have a chance loss of ln 3 next to batches at ln B; equal batches keep the loss
     comparable from step to step and leave no pair out.
     """
     order = np.random.default_rng([seed, epoch]).permutation(pairs)
     batches = batch_count(pairs, batch_size)
     if groups is None:
         return np.array_split(order, batches)
-    # Members of a group one after the other, groups in random order; then dealt out like cards, so that m members
-    # come to m batches, or evenly to all where there are fewer batches.
+    # Groups in random order, each group's members in a row; then dealt out like cards, so that m members go to m
+    # different batches, or are spread evenly if there are fewer batches.
     place = np.empty(pairs, dtype=np.int64)
     place[order] = np.arange(pairs)
     first = np.full(int(groups.max()) + 1, pairs)
@@ -53,14 +53,14 @@ def epoch_batches(
 
 
 def conflict_groups(caption_keys: Keys, picture_keys: Keys) -> NDArray[np.int64] | None:
-    """(N,): a number for each pair; pairs have the same if their captions or pictures are equal, directly or through
-    others. None if all captions and all pictures are different."""
+    """(N,): a group number for each pair; pairs share one if their captions or pictures are equal, directly or through
+    other pairs. None if all captions and all pictures are different."""
     if _all_different(caption_keys) and _all_different(picture_keys):
         return None
     captions, of_caption = np.unique(caption_keys, return_inverse=True)
     pictures, of_picture = np.unique(picture_keys, return_inverse=True)
     groups = of_caption.astype(np.int64)
-    while True:  # each round takes the lowest number among equal pictures, then among equal captions
+    while True:  # each round spreads the lowest number among equal pictures, then among equal captions
         before = groups
         for members, count in ((of_picture, len(pictures)), (of_caption, len(captions))):
             lowest = np.full(count, len(caption_keys))
@@ -76,28 +76,28 @@ def _all_different(keys: Keys) -> bool:
 
 
 def equal_pairs(caption_keys: Keys, picture_keys: Keys) -> NDArray[np.bool_]:
-    """(B, B): which pairs have the same caption or the same picture."""
+    """(B, B): True where two pairs have the same caption or the same picture."""
     return np.asarray((caption_keys[:, None] == caption_keys) | (picture_keys[:, None] == picture_keys))
 
 
 class EpochPlan(NamedTuple):
     batches: list[NDArray[np.int64]]
-    choice: NDArray[np.int64]  # (N,): which caption
+    choice: NDArray[np.int64]  # (N,): which caption of each picture
     has_repeats: bool  # some captions or pictures are equal
 
 
 def plan_epoch(source: Source, batch_size: int, seed: int, epoch: int) -> EpochPlan:
-    """Captions are chosen first: which pairs are false negatives of each other follows from them."""
+    """Captions are chosen first, because they determine which pairs would be false negatives of each other."""
     choice = chosen_captions(np.arange(len(source)), source.caption_counts, seed, epoch)
     groups = conflict_groups(source.caption_keys(choice), source.picture_keys)
     return EpochPlan(epoch_batches(len(source), batch_size, seed, epoch, groups), choice, groups is not None)
 
 
-FLOOR_BATCHES = 1000  # looked at to know how often equal things meet
+FLOOR_BATCHES = 1000  # examined to estimate how often equal captions or pictures share a batch
 
 
 def loss_floor(source: Source, plan: EpochPlan) -> float:
-    """The mean of ln m, where m is how many pairs of its batch are right for a pair, itself included.
+    """The mean of ln m, where m is the number of pairs in its batch that match a pair, itself included.
 
     With m equal captions no model can tell which picture is meant, so the softmax gives each of them at most 1/m.
     """
@@ -110,7 +110,7 @@ def loss_floor(source: Source, plan: EpochPlan) -> float:
 
 
 class EpochSampler:
-    """Batches of keys for a loader; starts wherever `start` was told to."""
+    """Batches of keys for a loader, from wherever `start` said."""
 
     def __init__(self, source: Source, batch_size: int, seed: int) -> None:
         self._source, self._batch_size, self._seed = source, batch_size, seed

@@ -12,7 +12,7 @@ from clipctl.errors import DataError
 
 COLUMNS, ROWS = 6, 4
 PICTURE_PX, GAP_PX, LINE_PX = 160, 14, 14
-CAPTION_LINES = 4  # and one for the name
+CAPTION_LINES = 4  # plus one for the name
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "Arial.ttf", "Helvetica.ttc", "LiberationSans-Regular.ttf")
 _INK, _FAINT, _BAD = (40, 40, 40), (130, 130, 130), (160, 30, 30)
@@ -21,10 +21,10 @@ Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
 def write_sheet(source: Source, path: Path) -> None:
-    """Pictures of the source, evenly spaced and cut to squares as an evaluation sees them, each above its first caption
-    and its name."""
+    """Evenly spaced pictures of the source, cropped to squares as in an evaluation, each above its first caption and
+    its name."""
     if path.suffix.lower() not in SUFFIXES:
-        raise DataError(f"cannot write a sheet to {path}", f"name it {', '.join(SUFFIXES)}")
+        raise DataError(f"cannot write the sheet to {path}: unknown file type", f"use one of {', '.join(SUFFIXES)}")
     indices = sample_of(source, COLUMNS * ROWS)
     cell_width, cell_height = PICTURE_PX + GAP_PX, PICTURE_PX + (CAPTION_LINES + 2) * LINE_PX
     rows = -(-len(indices) // COLUMNS)
@@ -50,7 +50,7 @@ def write_sheet(source: Source, path: Path) -> None:
 
 
 def _font() -> Font:
-    """One of the system's, which knows more letters than Pillow's own."""
+    """A system font if possible: it covers more characters than Pillow's built-in one."""
     for name in FONTS:
         try:
             return ImageFont.truetype(name, 11)
@@ -60,7 +60,7 @@ def _font() -> Font:
 
 
 def _folded(text: str, font: Font) -> list[str]:
-    """Lines that fit below a picture; what does not fit in all is cut off."""
+    """Lines that fit below a picture; excess text is cut off."""
     lines, line = [], ""
     for word in text.split():
         if line and font.getlength(f"{line} {word}") > PICTURE_PX:

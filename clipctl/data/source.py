@@ -1,4 +1,4 @@
-"""What training needs of data, wherever they come from. No torch."""
+"""The interface that training expects of a data source. No torch."""
 
 from collections.abc import Sequence
 from hashlib import blake2b
@@ -8,16 +8,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-Keys = NDArray[np.uint64]  # equal for equal things
+Keys = NDArray[np.uint64]  # equal for equal content
 
 
 def key_of(content: bytes) -> int:
-    """64 bits that are equal for equal bytes, and for others once in 10^19."""
+    """64 bits that are equal for equal bytes, and for different bytes with a probability of about 10^-19."""
     return int.from_bytes(blake2b(content, digest_size=8).digest(), "little")
 
 
 def mix(values: Keys, *salt: int) -> Keys:
-    """Each value to 64 random-looking bits that depend on it and on the salt: splitmix64's finaliser, once for each."""
+    """Hash each value with the salt to 64 random-looking bits: splitmix64's finaliser, once per salt."""
     with np.errstate(over="ignore"):
         for number in (0, *salt):
             values = values + np.uint64((number * 0x9E3779B97F4A7C15 + 0x9E3779B97F4A7C15) % 2**64)
@@ -28,10 +28,10 @@ def mix(values: Keys, *salt: int) -> Keys:
 
 
 class Source(Protocol):
-    """Pictures with captions, by index. Workers get a copy, so it must pickle."""
+    """Pictures with captions, by index. Workers get a copy, so it must be picklable."""
 
     name: str
-    is_drawn: bool  # pictures come in any size that is asked for, square
+    is_drawn: bool  # pictures are square and come in any requested size
 
     def __len__(self) -> int: ...
     @property
@@ -40,7 +40,7 @@ class Source(Protocol):
 
     @property
     def state(self) -> str:
-        """Changes whenever a picture's file was written, even with what it held before."""
+        """Changes whenever a picture file is written, even with the same content."""
 
     @property
     def caption_counts(self) -> NDArray[np.int64]:
@@ -54,19 +54,19 @@ class Source(Protocol):
     def picture_key(self, index: int) -> int: ...
 
     def all_caption_keys(self) -> Keys:
-        """Of every caption of every picture, in order."""
+        """Keys of every caption of every picture, in order."""
 
     def label(self, index: int) -> str:
-        """What a person calls the picture: its file."""
+        """The picture's name for the user: its file."""
 
     def captions(self, index: int) -> Sequence[str]: ...
     def caption(self, index: int, which: int) -> str: ...
     def caption_keys(self, choice: NDArray[np.int64]) -> Keys:
-        """(N,): of caption number choice[i] of picture i."""
+        """(N,): the key of caption number choice[i] of picture i."""
 
     def caption_key(self, index: int, which: int) -> int: ...
 
-    # Of all captions that there are, in any order, those of the other side of a division maybe included.
+    # About all captions, in any order; may include those of the other split.
     def alphabet(self) -> str:
         """Their characters, in lower case."""
 
@@ -79,7 +79,8 @@ class Source(Protocol):
     def caption_row(self, row: int) -> str: ...
 
     def picture(self, index: int, least_px: int) -> Image.Image:
-        """In its own shape, with no side below `least_px` unless it is smaller. Raises BadPictureError."""
+        """The picture in its own aspect ratio, with no side below `least_px` unless it is smaller.
+        Raises BadPictureError."""
 
     def square(self, index: int, size_px: int) -> Image.Image:
-        """The middle of it, size_px × size_px. Raises BadPictureError."""
+        """The centre crop, size_px × size_px. Raises BadPictureError."""

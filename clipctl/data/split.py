@@ -1,4 +1,4 @@
-"""Which pictures are held out: by picture, never by caption, and the same ones whatever else is added. No torch."""
+"""Which pictures are held out: split by picture, never by caption, and stable when others are added. No torch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -16,11 +16,11 @@ _SALT = 0x5917
 class Sides(NamedTuple):
     train: IndexedSource
     val: IndexedSource
-    unused: int  # pictures of a test side: left alone
+    unused: int  # pictures of the test split, which are not used
 
 
 def divide(source: IndexedSource, fraction: float, limit: int, seed: int) -> Sides:
-    """By the data's own sides, where they have any; else `fraction` of the pictures, up to `limit`, are held out."""
+    """By the data's own split if there is one; otherwise hold out `fraction` of the pictures, up to `limit`."""
     train, own, unused = own_sides(source)
     if len(own):
         return Sides(train, own, unused)
@@ -29,7 +29,7 @@ def divide(source: IndexedSource, fraction: float, limit: int, seed: int) -> Sid
 
 
 def own_sides(source: IndexedSource) -> Sides:
-    """What the data themselves say. Data that are all of one side that is not for training say nothing."""
+    """The data's own split. If no picture is meant for training, the data are treated as if they had none."""
     if not source.has_sides:
         return Sides(source, source.select(np.zeros(0, dtype=np.int64)), 0)
     sides = source.sides
@@ -41,12 +41,12 @@ def own_sides(source: IndexedSource) -> Sides:
 
 
 def held_out(source: IndexedSource, count: int, limit: int, seed: int) -> NDArray[np.int64]:
-    """Those pictures whose mixed keys are the lowest: equal pictures go to the same side, and a picture stays on its
-    side when others come or go."""
+    """The pictures whose hashed keys are lowest: equal pictures stay together, and a picture stays in its split when
+    others are added or removed."""
     count = min(count, limit)
     if count < 1:
         return np.zeros(0, dtype=np.int64)
-    # Keys are spread evenly, so the lowest are found among few; more than `count` of them, but for equal pictures.
+    # Keys are evenly spread, so a low bound finds a few more than `count` of the lowest, except with equal pictures.
     share = min(1.0, (count + 8 * count**0.5 + 16) / len(source))
     while True:
         bound = np.uint64(min(2**64 - 1, int(share * 2**64)))
@@ -70,10 +70,10 @@ def _below(chunks: Iterator[Keys], bound: np.uint64, seed: int) -> tuple[NDArray
 
 
 class Leakage(NamedTuple):
-    """Held-out things that are in the training data as well."""
+    """Held-out pictures and captions that are also in the training data."""
 
     pictures: int
-    captions: int  # held-out captions whose text a training picture has too
+    captions: int  # held-out captions whose text also belongs to a training picture
 
 
 def find_leakage(train: IndexedSource, val: IndexedSource) -> Leakage:

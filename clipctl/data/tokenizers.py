@@ -16,18 +16,18 @@ from clipctl.errors import DataError
 PAD_ID, START_ID, UNKNOWN_ID = 0, 1, 2
 _FIRST_CHARACTER_ID = 3
 FILE_LIMIT_BYTES = 100_000_000
-LEARN_LIMIT_CAPTIONS = 1_000_000  # more change a vocabulary little
-LONGEST_CAPTIONS, COUNTED_CAPTIONS = 2_000, 200_000  # tokenised to know the longest, and how many are cut
+LEARN_LIMIT_CAPTIONS = 1_000_000  # more hardly change a vocabulary
+LONGEST_CAPTIONS, COUNTED_CAPTIONS = 2_000, 200_000  # tokenised to find the longest, and to count how many are cut
 
 _START_NAMES = ("<|startoftext|>", "<start>", "<s>", "[CLS]", "<bos>")
 _END_NAMES = ("<|endoftext|>", "<end>", "</s>", "[SEP]", "<eos>")
 
 
 class Tokenizer(Protocol):
-    """Ids: padding 0, and end-of-text the highest one.
+    """Turns captions into ids. Padding is 0, and end-of-text is the highest id.
 
-    The highest id is what OpenAI's CLIP and open_clip pool at, and an id other than 2 is what transformers takes
-    literally, so every implementation finds the same end.
+    OpenAI's CLIP and open_clip pool at the highest id, and transformers pools at the configured end id unless that is
+    2, so every implementation finds the same end.
     """
 
     context: int
@@ -35,10 +35,10 @@ class Tokenizer(Protocol):
     vocab_size: int
 
     def encode(self, caption: str) -> NDArray[np.int64]:
-        """Ids (context,): start, body, end, padding. What does not fit is cut off before the end."""
+        """Ids (context,): start, body, end, padding. A body that is too long is cut."""
 
     def length(self, caption: str) -> int:
-        """Ids before the padding, start and end included, if nothing were cut."""
+        """Number of ids before the padding, including start and end, if nothing were cut."""
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -51,7 +51,7 @@ def _filled(body: Sequence[int], start_id: int, end_id: int, context: int) -> ND
 
 
 class CharacterTokenizer:
-    """One id a character: padding 0, start 1, unknown 2, the alphabet, end."""
+    """One id per character: padding 0, start 1, unknown 2, the alphabet, end."""
 
     kind = "characters"
 
@@ -74,10 +74,10 @@ class CharacterTokenizer:
 
 
 class SubwordTokenizer:
-    """Pieces of words, as the `tokenizers` package reads them from a tokenizer.json: learnt here or brought along.
+    """Subwords from a tokenizer.json, read by the `tokenizers` package: learnt here or supplied by the user.
 
-    Where the file's own end-of-text is not its highest id, one more is added, so that there always is one end and it
-    is the highest.
+    If the file's own end-of-text is not its highest id, another id is added, so that end-of-text always exists and is
+    the highest.
     """
 
     kind = "subwords"
@@ -99,7 +99,7 @@ class SubwordTokenizer:
 
     @classmethod
     def learn(cls, captions: Iterable[str], vocab_size: int, context: int) -> "SubwordTokenizer":
-        """Byte-pair encoding of these captions: every text can be written, so nothing is unknown."""
+        """Byte-level BPE learnt from these captions. It can encode any text, so nothing is unknown."""
         package = _tokenizers()
         tokenizer = package.Tokenizer(package.models.BPE())
         tokenizer.normalizer = package.normalizers.Sequence(
@@ -108,7 +108,7 @@ class SubwordTokenizer:
         tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=True)
         tokenizer.decoder = package.decoders.ByteLevel()
         trainer = package.trainers.BpeTrainer(
-            vocab_size=vocab_size - 1,  # the end comes on top
+            vocab_size=vocab_size - 1,  # the end is added below
             special_tokens=["<pad>", "<start>", "<unknown>"],
             initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
@@ -137,7 +137,7 @@ def _tokenizers() -> Any:
     except ImportError:
         raise DataError(
             "this tokenizer needs the tokenizers package, which is not installed",
-            "pip install 'clipctl[hub]', or leave --tokenizer out to go by characters",
+            "pip install 'clipctl[hub]', or leave out --tokenizer to use characters",
         ) from None
     return tokenizers
 
@@ -159,20 +159,22 @@ def read_tokenizer(path: Path, context: int) -> SubwordTokenizer:
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
         if path.exists() and not path.is_file():
-            raise DataError(f"{path} is no plain file")
+            raise DataError(f"{path} is not a regular file")
         if path.stat().st_size > FILE_LIMIT_BYTES:
-            raise DataError(f"{path} is larger than {FILE_LIMIT_BYTES // 10**6} MB, which no tokenizer is")
+            raise DataError(f"{path} is larger than {FILE_LIMIT_BYTES // 10**6} MB, too large for a tokenizer")
         tokenizer = SubwordTokenizer(path.read_text(encoding="utf-8"), context)
-        tokenizer.encode("a picture of 3 Ünknown things")  # some only now say what they lack
+        tokenizer.encode("a picture of 3 Ünknown things")  # some files fail only when used
         return tokenizer
     except FileNotFoundError:
-        raise DataError(f"no such tokenizer: {path}", "characters, bpe:4096, or the path of a tokenizer.json") from None
+        raise DataError(
+            f"no such tokenizer: {path}", "use characters, bpe:4096 or the path of a tokenizer.json"
+        ) from None
     except OSError as error:
         raise DataError(f"cannot read {path}: {error.strerror}") from None
     except DataError:
         raise
     except Exception as error:  # the package raises bare Exception
-        raise DataError(f"{path} is no tokenizer.json: {str(error)[:120]}") from None
+        raise DataError(f"{path} is not a valid tokenizer.json: {str(error)[:120]}") from None
 
 
 def from_dict(document: dict[str, Any]) -> Tokenizer:
@@ -187,13 +189,13 @@ def from_dict(document: dict[str, Any]) -> Tokenizer:
 class CaptionFit(NamedTuple):
     """How captions fit into the context."""
 
-    longest: int  # ids of the longest one, as far as it is not cut
-    cut: int  # captions that are
+    longest: int  # ids in the longest caption, after cutting
+    cut: int  # number of captions that are cut
 
 
 def caption_fit(tokenizer: Tokenizer, source: Source) -> CaptionFit:
-    """Counted before training. A text hardly ever has more pieces than bytes, and one for a space before it, so only
-    captions with enough bytes have to be tokenised; of very many, an even sample is."""
+    """Counted before training. A text hardly ever has more tokens than bytes, plus one for a leading space, so only
+    captions with enough bytes need to be tokenised; if there are very many, an even sample of them."""
     context = tokenizer.context
     if isinstance(tokenizer, CharacterTokenizer):
         lengths = source.caption_lengths() + 2
@@ -209,14 +211,14 @@ def caption_fit(tokenizer: Tokenizer, source: Source) -> CaptionFit:
 
 def words_cut(cut: int, captions: int, tokenizer: Tokenizer) -> str:
     by_characters = isinstance(tokenizer, CharacterTokenizer)
-    noun = "characters" if by_characters else "pieces"
-    way_out = "--tokenizer bpe:4096 needs fewer, " if by_characters else ""
+    noun = "characters" if by_characters else "tokens"
+    way_out = "--tokenizer bpe:4096 needs fewer tokens, " if by_characters else ""
     return (
         f"{cut:,} of {captions:,} captions are longer than {tokenizer.context - 2} {noun} and are cut; {way_out}"
-        f"--set model.text.context={2 * tokenizer.context} takes more"
+        f"--set model.text.context={2 * tokenizer.context} doubles the limit"
     )
 
 
 def normalise(caption: str) -> str:
-    """Composed characters, lower case, single spaces."""
+    """Composed (NFC) characters, lower case, single spaces."""
     return " ".join(unicodedata.normalize("NFC", caption).lower().split())

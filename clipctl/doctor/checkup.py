@@ -1,5 +1,5 @@
-"""Is this machine fit to train on, and if not, what helps? One function a check; what they need of torch they import
-themselves, so that a torch that is missing or broken is a finding."""
+"""Is this machine ready to train on, and if not, what helps? One function per check. Each imports torch itself if it
+needs it, so that a missing or broken torch is a finding rather than a crash."""
 
 import math
 import os
@@ -17,17 +17,17 @@ from clipctl.doctor.finding import Check, Finding, Problem, examine
 from clipctl.hardware import cpu, disk, memory, sensors
 from clipctl.hardware.profile import application_dir, load_profile, torch_version
 
-MEMORY_BYTES = 7e9  # a machine sold with 8 GB: firmware and graphics keep a part of it
+MEMORY_BYTES = 7e9  # a machine sold with 8 GB: firmware and graphics reserve some of it
 FREE_MEMORY_BYTES = 2e9
 SWAPPED_SHARE = 0.25  # of the memory
 DISK_BYTES = 10e9
 FULL_DISK_BYTES = 1e9
 LOAD_S = 0.5
-LEAST_MACOS = "14.0"  # for Metal, from torch 2.9 on
+LEAST_MACOS = "14.0"  # required for Metal since torch 2.9
 
 
 def checkup(runs_dir: Path) -> list[Finding]:
-    """Every check, in the order in which a reader would ask."""
+    """Runs every check, in the order a reader would expect."""
     checks: dict[str, Check] = {
         "Python": libraries.check_python,
         "torch": libraries.check_torch,
@@ -46,7 +46,7 @@ def checkup(runs_dir: Path) -> list[Finding]:
         "bench": check_bench,
     }
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what torch warns of when it starts is among the findings
+        warnings.simplefilter("ignore")  # whatever torch warns about on import is covered by the findings
         return [examine(name, check) for name, check in checks.items()]
 
 
@@ -63,12 +63,12 @@ def check_processor() -> tuple[str, list[Problem]]:
     if platform.machine().lower() in ("x86_64", "amd64"):
         has_avx2 = "avx2" in sets if sets is not None else used not in ("DEFAULT", "NO AVX")
         if not has_avx2:
-            way_out = "a virtual machine needs the host's CPU type to pass AVX2 on; an older processor stays slow"
-            problems.append(Problem("warn", "no AVX2: torch computes several times slower", way_out))
+            way_out = "in a virtual machine, pass the host's CPU type through; on an older CPU nothing helps"
+            problems.append(Problem("warn", "no AVX2: torch is several times slower", way_out))
         elif used in ("DEFAULT", "NO AVX"):
-            words = "torch does not use the AVX2 that is there"
+            words = "torch does not use AVX2 although the CPU has it"
             problems.append(Problem("warn", words, "unset ATEN_CPU_CAPABILITY"))
-    listed = "–" if sets is None else " ".join(sets) or "none that torch makes use of"
+    listed = "–" if sets is None else " ".join(sets) or "no instruction sets that torch uses"
     return f"{cpu.name()}: {listed}; torch uses {used or '–'}", problems
 
 
@@ -91,8 +91,8 @@ def check_cores() -> tuple[str, list[Problem]]:
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         asked = os.environ.get(name, "").split(",")[0].strip()
         if asked.isdigit() and int(asked) < usable:
-            words = f"{name}={asked} is less; clipctl sets its own threads, but numpy and other programs obey it"
-            problems.append(Problem("warn", words, f"unset {name}, or train with --threads {asked} if it is meant"))
+            words = f"{name}={asked} is lower; clipctl sets its own thread count, but numpy and other programs obey it"
+            problems.append(Problem("warn", words, f"unset {name}, or if you want it, train with --threads {asked}"))
     return f"{usable} usable: {', '.join(facts)}", problems
 
 
@@ -105,25 +105,25 @@ def check_memory() -> tuple[str, list[Problem]]:
     facts = [_gib(total), f"{_gib(free)} free", f"{_gib(swapped) if swapped else 'nothing'} swapped out"]
     if limit is not None and limit < total:
         total = limit
-        facts.insert(1, f"of which the container may take {_gib(limit)}")
+        facts.insert(1, f"of which the container may use {_gib(limit)}")
     problems = []
     if total < MEMORY_BYTES:
         raise_it = "give the container more memory, or " if total == limit else ""
-        problems.append(Problem("warn", "less than 8 GB", f"{raise_it}keep to --preset tiny and small batches"))
+        problems.append(Problem("warn", "less than 8 GB", f"{raise_it}use --preset tiny and small batches"))
     if free < FREE_MEMORY_BYTES:
-        problems.append(Problem("warn", "less than 2 GB are free", "close what takes memory"))
+        problems.append(Problem("warn", "less than 2 GB free", "close programs that use a lot of memory"))
     if swapped > SWAPPED_SHARE * total:
-        words = "much is swapped out, and a training that is swapped crawls"
-        problems.append(Problem("warn", words, "close what takes memory"))
+        words = "a lot is swapped out, and training slows to a crawl when it swaps"
+        problems.append(Problem("warn", words, "close programs that use a lot of memory"))
     return ", ".join(facts), problems
 
 
 def check_disk(runs_dir: Path) -> tuple[str, list[Problem]]:
     """Where runs go."""
-    elsewhere = "--runs-dir or CLIPCTL_RUNS names another place"
+    elsewhere = "choose another directory with --runs-dir or CLIPCTL_RUNS"
     free = disk.free_bytes(runs_dir)
     problems = _unwritable(runs_dir, elsewhere)
-    way_out = f"clipctl checkpoint prune frees some; {elsewhere}"
+    way_out = f"free some space with clipctl checkpoint prune, or {elsewhere}"
     if free < FULL_DISK_BYTES:
         problems.append(Problem("bad", "less than 1 GB", way_out))
     elif free < DISK_BYTES:
@@ -134,17 +134,17 @@ def check_disk(runs_dir: Path) -> tuple[str, list[Problem]]:
 def check_application_dir() -> tuple[str, list[Problem]]:
     """Where measurements are kept."""
     place = application_dir()
-    problems = _unwritable(place, "CLIPCTL_HOME names another place")
+    problems = _unwritable(place, "choose another directory with CLIPCTL_HOME")
     return f"{_gib(disk.free_bytes(place))} free for measurements in {place.absolute()}", problems
 
 
 def _unwritable(place: Path, way_out: str) -> list[Problem]:
-    """By writing a file that has no name: permissions alone do not tell of read-only disks."""
+    """Tests by writing an unnamed file: permissions alone do not reveal a read-only disk."""
     try:
         with tempfile.TemporaryFile(dir=disk.existing_part(place)):
             return []
     except OSError as error:
-        return [Problem("bad", f"cannot be written: {error.strerror or error}", way_out)]
+        return [Problem("bad", f"not writable: {error.strerror or error}", way_out)]
 
 
 # --- accelerator ----------------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def check_accelerator() -> tuple[str, list[Problem]]:
     found = [devices.open_device(label) for label in devices.labels() if label != "cpu"]
     problems = []
     if torch.version.cuda and not found and libraries.has_nvidia_driver():
-        words = f"an NVIDIA driver is here, but torch for CUDA {torch.version.cuda} finds no GPU with it"
+        words = f"an NVIDIA driver is installed, but torch for CUDA {torch.version.cuda} finds no GPU"
         is_hidden = "CUDA_VISIBLE_DEVICES" in os.environ
         way_out = "unset CUDA_VISIBLE_DEVICES" if is_hidden else "update the driver; nvidia-smi shows its version"
         problems.append(Problem("warn", words, way_out))
@@ -174,18 +174,18 @@ def _metal_problems(is_available: bool) -> list[Problem]:
     if not is_available:
         version = platform.mac_ver()[0]
         if libraries.release(version) < libraries.release(LEAST_MACOS):
-            words, way_out = f"macOS {version} is too old for Metal in torch", f"macOS {LEAST_MACOS} or newer"
+            words, way_out = f"macOS {version} is too old for Metal in torch", f"install macOS {LEAST_MACOS} or newer"
         else:
-            words, way_out = f"macOS {version} offers no Metal GPU", "a virtual machine may hide it; else restart"
+            words, way_out = f"macOS {version} offers no Metal GPU", "a virtual machine may hide it; otherwise, restart"
         problems.append(Problem("warn", words, way_out))
     if os.environ.get("PYTORCH_ENABLE_MPS_FALLBACK", "0") not in ("", "0"):
-        words = "PYTORCH_ENABLE_MPS_FALLBACK hides what the GPU cannot do, by doing it slowly on the CPU"
+        words = "PYTORCH_ENABLE_MPS_FALLBACK silently moves unsupported operations to the CPU, which is slow"
         problems.append(Problem("warn", words, "unset PYTORCH_ENABLE_MPS_FALLBACK"))
     return problems
 
 
 def check_preflight() -> tuple[str, list[Problem]]:
-    """What is known of the comparison with the CPU that comes before a training."""
+    """Results of the comparison with the CPU that runs before training on an accelerator."""
     libraries.require_torch()
     from clipctl.hardware import devices
 
@@ -194,10 +194,12 @@ def check_preflight() -> tuple[str, list[Problem]]:
     here = platform.platform()
     made: list[dict[str, Any]] = [one for one in load_profile().checked.values() if one.get("system", here) == here]
     if not made:
-        return "not run yet; it runs by itself before the first training on an accelerator", []
+        return "not run yet; it runs automatically before the first training on an accelerator", []
     failed = [one for one in made if not one["passed"]]
-    way_out = "train with --device cpu; after an update of torch or the system the check is made again"
-    words = dict.fromkeys(f"{one['device']} does not compute what the CPU computes: {one['words']}" for one in failed)
+    way_out = "train with --device cpu; the check runs again after an update of torch or the system"
+    words = dict.fromkeys(
+        f"{one['device']} does not give the same results as the CPU: {one['words']}" for one in failed
+    )
     passed = sum(bool(one["passed"]) for one in made)
     return f"{passed} of {len(made)} passed", [Problem("bad", one, way_out) for one in words]
 
@@ -217,10 +219,10 @@ def check_power() -> tuple[str, list[Problem]]:
         adapter = {True: "adapter connected", False: "adapter not connected", None: "adapter –"}[battery.power_plugged]
         fact = f"{adapter}, battery at {battery.percent:.0f} %"
         if battery.power_plugged is False:
-            words = "on battery a training is slower, and measurements do not hold"
+            words = "training is slower on battery, and measurements are not representative"
             problems.append(Problem("warn", words, "connect the power adapter"))
     if saves:
-        words = "this governor keeps the clock low"
+        words = "this governor keeps the clock speed low"
         problems.append(
             Problem("warn", words, "powerprofilesctl set performance, or sudo cpupower frequency-set -g schedutil")
         )
@@ -239,15 +241,15 @@ def check_load() -> tuple[str, list[Problem]]:
     if cores > sensors.BUSY_CORES:
         share, name = max(((_share(one), _name(one)) for one in processes), default=(0.0, "–"))
         words = f"most by {name} ({share:.0%} of a core)".replace("%", " %")
-        problems.append(Problem("warn", words, "end it or wait for it: it slows training down and blurs measurements"))
+        problems.append(Problem("warn", words, "close it or wait: it slows down training and distorts measurements"))
     return f"other programs keep {cores:.2f} cores busy", problems
 
 
 def _share(process: psutil.Process) -> float:
-    """Of one core, since the last time."""
+    """Share of one core used since the last call."""
     try:
         return process.cpu_percent() / 100
-    except psutil.Error:  # it has ended, or is not ours to look at
+    except psutil.Error:  # it has ended, or we may not look at it
         return 0.0
 
 
@@ -260,9 +262,9 @@ def _name(process: psutil.Process) -> str:
 
 def check_bench() -> tuple[str, list[Problem]]:
     profile = load_profile()
-    basis = f"{len(profile.steps)} measured steps" if profile.steps else "priors"
+    basis = f"{len(profile.steps)} measured steps" if profile.steps else "rough estimates"
     if not profile.benched_s:
-        return f"not run yet with torch {torch_version()}: forecasts rest on {basis}", []
+        return f"not run yet with torch {torch_version()}: forecasts are based on {basis}", []
     days = math.floor((time.time() - profile.benched_s) / 86400)
     age = "today" if days < 1 else "yesterday" if days == 1 else f"{days} days ago"
-    return f"run {age} with torch {torch_version()}: forecasts rest on {basis}", []
+    return f"run {age} with torch {torch_version()}: forecasts are based on {basis}", []

@@ -1,4 +1,4 @@
-"""What a check found: a fact, a verdict, and the way out. No torch."""
+"""What a check found: a fact, a verdict, and what to do about it. No torch."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -28,10 +28,10 @@ Check = Callable[[], tuple[str, list[Problem]]]  # the fact in words, and what i
 
 
 def examine(name: str, check: Check) -> Finding:
-    """Whatever a check does, there is a finding: the worst of its problems, all their words, all their ways out."""
+    """Always returns a finding, whatever the check does: the worst verdict, with all words and all ways out."""
     try:
         value, problems = check()
-    except Exception as error:  # a doctor that falls ill helps nobody
+    except Exception as error:  # one failing check must not hide the others
         value, problems = "–", [Problem("warn", f"could not be read: {error or type(error).__name__}")]
     verdict: Verdict = max((one.verdict for one in problems), key=("warn", "bad").index, default="ok")
     ways_out = [one.way_out for one in problems if one.way_out]

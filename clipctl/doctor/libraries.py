@@ -1,7 +1,7 @@
-"""Python, torch and the other libraries: there, new enough, whole, and at peace with each other.
+"""Python, torch and the other libraries: installed, recent enough, intact, and free of conflicts.
 
-Nothing here imports torch before a child process has shown that it can be imported: two copies of OpenMP, or a
-processor that lacks an instruction, end the process instead of raising anything.
+Nothing here imports torch until a child process has shown that it can be imported: two copies of OpenMP, or a CPU that
+lacks an instruction, kill the process instead of raising an exception.
 """
 
 import os
@@ -32,7 +32,7 @@ FRESH = "install clipctl into a fresh virtual environment"
 
 
 def release(text: str) -> tuple[int, ...]:
-    """2.13.0+cpu is (2, 13): what versions are compared by."""
+    """2.13.0+cpu becomes (2, 13), for comparing versions."""
     match = re.match(r"\d+(\.\d+)*", text)
     numbers = [int(part) for part in match[0].split(".")] if match else []
     while numbers and numbers[-1] == 0:
@@ -41,7 +41,7 @@ def release(text: str) -> tuple[int, ...]:
 
 
 def requirements() -> dict[str, str | None]:
-    """What pyproject.toml requires, without extras, and from which version on. Empty where clipctl runs uninstalled."""
+    """What pyproject.toml requires, without extras, and the minimum versions. Empty if clipctl is not installed."""
     try:
         stated = metadata.requires("clipctl") or []
     except metadata.PackageNotFoundError:
@@ -59,7 +59,7 @@ def installed(name: str) -> str | None:
 
 
 def shortfall(name: str) -> Problem | None:
-    """Where a library is missing or older than required."""
+    """The problem if a library is missing or older than required."""
     minimum, found = requirements().get(name), installed(name)
     way_out = f'pip install "{name}>={minimum}"' if minimum else f"pip install {name}"
     if found is None:
@@ -96,7 +96,7 @@ def _python_minimum() -> str | None:
 
 
 def is_translated() -> bool:
-    """A Python for Intel's chips on one of Apple's."""
+    """Whether this is an Intel Python on an Apple chip (Rosetta)."""
     if sys.platform != "darwin" or platform.machine() != "x86_64":
         return False
     return "1" in (cpu.sysctl("sysctl.proc_translated"), cpu.sysctl("hw.optional.arm64"))
@@ -108,7 +108,7 @@ def check_torch() -> tuple[str, list[Problem]]:
         return "–", [problem] if problem else []
     problems = []
     if problem:
-        holes = "files made to attack can run code in it (CVE-2025-32434, CVE-2026-24747)"
+        holes = "malicious files can run code in it (CVE-2025-32434, CVE-2026-24747)"
         problems.append(Problem("bad", f"{problem.words}: {holes}", problem.way_out))
     if failure := import_failure():
         problems.append(Problem("bad", f"cannot be imported: {failure}", FRESH))
@@ -118,9 +118,9 @@ def check_torch() -> tuple[str, list[Problem]]:
     build = _build()
     if build == "CPU only" and has_nvidia_driver():
         way_out = f"choose a CUDA build at {BUILDS}"
-        problems.append(Problem("warn", "an NVIDIA driver is here, but this torch computes on the CPU only", way_out))
+        problems.append(Problem("warn", "an NVIDIA driver is installed, but this torch uses only the CPU", way_out))
     is_tested = release(torch.__version__)[:2] == release(TESTED_TORCH)
-    words = "the version that the tests run on" if is_tested else f"the tests run on {TESTED_TORCH}"
+    words = "the version clipctl is tested with" if is_tested else f"clipctl is tested with {TESTED_TORCH}"
     return f"{found}, {build}, {words}", problems
 
 
@@ -139,7 +139,7 @@ def has_nvidia_driver() -> bool:
 
 @cache
 def import_failure() -> str | None:
-    """Why torch cannot be imported, found out by a process that may die of it."""
+    """Why torch cannot be imported, found out in a child process that may crash."""
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-W", "ignore", "-c", "import torch"],
@@ -149,7 +149,7 @@ def import_failure() -> str | None:
             timeout=IMPORT_LIMIT_S,
         )
     except subprocess.TimeoutExpired:
-        return f"not done after {IMPORT_LIMIT_S} s"
+        return f"not finished after {IMPORT_LIMIT_S} s"
     if done.returncode == 0:
         return None
     lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
@@ -180,8 +180,8 @@ def check_libraries() -> tuple[str, list[Problem]]:
     """Everything else that pyproject.toml requires."""
     names = [name for name in requirements() if name not in ("torch", "numpy")]
     if not names:
-        words = "clipctl is not installed, so what it requires is unknown"
-        return "–", [Problem("warn", words, "pip install . in its directory")]
+        words = "clipctl is not installed, so its requirements are unknown"
+        return "–", [Problem("warn", words, "run pip install . in its directory")]
     value = ", ".join(f"{name} {installed(name) or '–'}" for name in names)
     return value, [problem for name in names if (problem := shortfall(name))]
 
@@ -197,20 +197,20 @@ def check_conflicts() -> tuple[str, list[Problem]]:
     runtimes = openmp_runtimes()
     if runtimes is not None and at_odds(runtimes):
         files = ", ".join(sorted(path.name for path in runtimes))
-        words = f"two OpenMP runtimes are loaded ({files}), which take each other's cores or end the program"
-        problems.append(Problem("warn", words, f"{FRESH}, with pip or with conda but not with both"))
+        words = f"two OpenMP runtimes are loaded ({files}); they compete for cores or crash the program"
+        problems.append(Problem("warn", words, f"{FRESH}, with either pip or conda but not both"))
     names = "–" if runtimes is None else ", ".join(sorted({path.name.split(".")[0] for path in runtimes})) or "none"
     return f"OpenMP runtime: {names}", problems
 
 
 def _set_by_hand() -> Iterator[Problem]:
     if os.environ.get("KMP_DUPLICATE_LIB_OK"):
-        words = "KMP_DUPLICATE_LIB_OK lets two OpenMP runtimes compute side by side, at times wrongly"
+        words = "KMP_DUPLICATE_LIB_OK allows two OpenMP runtimes side by side, which can give wrong results"
         yield Problem("warn", words, "unset KMP_DUPLICATE_LIB_OK")
 
 
 def _unmatched() -> Iterator[Problem]:
-    """Libraries that were built for exactly one torch, which their own metadata name."""
+    """Libraries built for exactly one torch version, according to their own metadata."""
     mine = installed("torch")
     for name in ("torchvision", "torchaudio"):
         if mine is None or (found := installed(name)) is None:
@@ -219,7 +219,7 @@ def _unmatched() -> Iterator[Problem]:
             built_for = re.match(r"torch\s*\(?==\s*([\d.]+)", stated)
             if built_for and release(built_for[1]) != release(mine):
                 words = f"{name} {found} was built for torch {built_for[1]}"
-                yield Problem("warn", words, f"pip install --upgrade {name}, or pip uninstall {name}: not needed here")
+                yield Problem("warn", words, f"pip install --upgrade {name}, or pip uninstall {name} (not needed)")
 
 
 def _strangers_to_numpy() -> Iterator[Problem]:
@@ -228,12 +228,12 @@ def _strangers_to_numpy() -> Iterator[Problem]:
     try:
         torch.zeros(1).numpy()
     except Exception as error:
-        words = f"torch was built for another numpy: {error}"
+        words = f"torch was built for a different numpy: {error}"
         yield Problem("bad", words, "pip install --upgrade torch numpy")
 
 
 def openmp_runtimes() -> list[Path] | None:
-    """Those loaded into this process, with what training loads; None where the system does not tell."""
+    """OpenMP runtimes loaded into this process along with what training imports; None if the system does not say."""
     import numpy  # noqa: F401
     import PIL.Image  # noqa: F401
     import torch  # noqa: F401
@@ -246,8 +246,8 @@ def openmp_runtimes() -> list[Path] | None:
 
 
 def at_odds(runtimes: list[Path]) -> bool:
-    """GNU's runtime bears a copy of itself. Intel's and LLVM's, which are one, bear neither a copy nor GNU's. What
-    torch brings along has been tested together."""
+    """Two copies of GNU's runtime can coexist. Intel's and LLVM's, which are the same, tolerate neither a second copy
+    nor GNU's. Those shipped with torch have been tested together."""
     import torch
 
     home = Path(torch.__file__).resolve().parent

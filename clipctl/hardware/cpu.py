@@ -1,4 +1,4 @@
-"""The processor: how many cores this process may really use, and how many threads and workers suit them. No torch."""
+"""The CPU: how many cores this process can actually use, and how many threads and workers suit them. No torch."""
 
 import math
 import os
@@ -14,7 +14,7 @@ CGROUP_ROOT = Path("/sys/fs/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
 CPUFREQ = Path("/sys/devices/system/cpu/cpu0/cpufreq")
 
-# Those that torch computes faster with, as Linux names them.
+# Instruction sets that make torch faster, as Linux names them.
 _INSTRUCTION_SETS = (
     *("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "avx_vnni", "amx_tile", "amx_bf16", "amx_int8"),
     *("neon", "asimd", "bf16", "i8mm", "sve", "sve2"),
@@ -30,7 +30,7 @@ _MACOS_INSTRUCTION_SETS = {
 
 @cache
 def name() -> str:
-    """What the processor calls itself."""
+    """The CPU's own name."""
     if sys.platform == "darwin":
         return sysctl("machdep.cpu.brand_string") or platform.machine()
     try:
@@ -43,7 +43,7 @@ def name() -> str:
 
 
 def sysctl(key: str) -> str | None:
-    """A fact that macOS tells."""
+    """A value from macOS's sysctl; None if there is none."""
     try:
         done = subprocess.run(["sysctl", "-n", key], capture_output=True, text=True, timeout=5)
     except (OSError, subprocess.SubprocessError):
@@ -52,7 +52,7 @@ def sysctl(key: str) -> str | None:
 
 
 def instruction_sets() -> list[str] | None:
-    """Those of the processor that matter to torch; None where the system does not tell."""
+    """The CPU's instruction sets that matter to torch; None if the system does not report them."""
     if sys.platform == "darwin":
         return [name for name, key in _MACOS_INSTRUCTION_SETS.items() if sysctl(key) == "1"]
     try:
@@ -67,7 +67,7 @@ def instruction_sets() -> list[str] | None:
 
 
 def governor() -> tuple[str | None, bool]:
-    """What sets the clock on Linux, and whether it keeps it low; None where the system does not tell."""
+    """The CPU frequency governor on Linux, and whether it keeps the clock low; None if the system reports none."""
 
     def read(name: str) -> str | None:
         try:
@@ -76,13 +76,13 @@ def governor() -> tuple[str | None, bool]:
             return None
 
     name, preference = read("scaling_governor"), read("energy_performance_preference")
-    if preference:  # drivers that have one call their usual governor powersave, and follow the load all the same
+    if preference:  # drivers that have one call their normal governor powersave, but it follows the load all the same
         return f"{name or '–'} ({preference})", preference == "power"
     return name, name == "powersave" and read("scaling_driver") != "intel_pstate"
 
 
 def usable_cores() -> int:
-    """Cores this process may use at once: physical ones, within its affinity and its container's quota."""
+    """Cores this process can use at once: physical ones, within its affinity and its container's quota."""
     logical = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
     physical = psutil.cpu_count(logical=False) or logical
     quota = cgroup_quota_cores(CGROUP_ROOT)
@@ -91,7 +91,7 @@ def usable_cores() -> int:
 
 
 def cgroup_quota_cores(root: Path) -> float | None:
-    """CPU time a container may take per unit of time, as Docker's --cpus sets it; None where there is no limit."""
+    """CPU time a container may use per unit of time, as set by Docker's --cpus; None if there is no limit."""
     try:
         quota, period = (root / "cpu.max").read_text().split()  # version 2
     except (OSError, ValueError):
@@ -106,19 +106,19 @@ def cgroup_quota_cores(root: Path) -> float | None:
 
 
 def thread_candidates() -> list[int]:
-    """How many threads may be worth trying, the usual choice first: one a core, one a fast core, half of the cores."""
+    """Thread counts worth trying, the usual one first: one per core, one per fast core, half the cores."""
     cores = usable_cores()
     fast = int(sysctl("hw.perflevel0.physicalcpu") or cores) if sys.platform == "darwin" else cores
     return [count for count in dict.fromkeys((cores, fast, cores // 2)) if 1 <= count <= cores]
 
 
 def choose_workers(asked: int | None, *, on_accelerator: bool, cached: bool) -> tuple[int, str]:
-    """Processes that prepare batches, and why."""
+    """The number of worker processes that load batches, and why."""
     if asked is not None:
         return asked, "as asked"
     if cached:
-        return 0, "all pictures fit in memory, so no process is needed to prepare them"
+        return 0, "all pictures fit in memory, so no worker processes are needed"
     spare = usable_cores() - 1
     if on_accelerator:
-        return min(4, max(1, spare)), "the accelerator computes while they decode"
-    return min(4, max(1, spare // 2)), "few, because they take cores from the computation"
+        return min(4, max(1, spare)), "they decode while the accelerator computes"
+    return min(4, max(1, spare // 2)), "only a few, because they take CPU cores away from training"

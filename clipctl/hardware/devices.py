@@ -1,4 +1,4 @@
-"""Devices: which there are, what they are called, how to wait for one and what it holds."""
+"""Devices: which exist, their names, how to wait for one, and how much memory it uses."""
 
 import re
 from dataclasses import dataclass, replace
@@ -15,11 +15,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Device:
-    """Where a model computes, what that place offers, and why it was chosen."""
+    """Where a model is computed, what that device offers, and why it was chosen."""
 
     label: str  # cpu, mps, cuda:0, hybrid
     image: torch.device  # of the image tower and the loss
-    text: torch.device  # of the text tower; another one only for hybrid
+    text: torch.device  # of the text tower; differs from `image` only for hybrid
     name: str
     memory_bytes: int  # free for us
     reason: str = "as asked"
@@ -47,16 +47,16 @@ class Device:
         return faults.product_limit(self.image.type, self.name)
 
     def synchronize(self) -> None:
-        """Wait for work that was only queued. The CPU queues nothing."""
+        """Wait until all queued work is done. The CPU queues nothing."""
         self._ask("synchronize")
 
     def allocated_bytes(self) -> int | None:
-        """Memory that tensors and caches hold on an accelerator; None on the CPU, where RSS tells."""
+        """Memory held by tensors and caches on an accelerator; None on the CPU, where RSS is the measure."""
         held = self._ask("driver_allocated_memory" if self.image.type == "mps" else "memory_reserved")
         return None if held is None else int(held)
 
     def peak_bytes(self) -> int | None:
-        """The most that it held, where the device remembers; Apple's does not."""
+        """Peak memory, if the device keeps track of it; Apple's does not."""
         peak = self._ask("max_memory_reserved")
         return None if peak is None else int(peak)
 
@@ -64,7 +64,7 @@ class Device:
         self._ask("reset_peak_memory_stats")
 
     def release(self) -> None:
-        """Give back what was freed and is kept for later: others count it as taken."""
+        """Return cached free memory to the system: other programs see it as in use."""
         if self.is_accelerator and hasattr(self._module, "empty_cache"):
             self._module.empty_cache()
 
@@ -82,17 +82,17 @@ class Device:
 
     @property
     def _which(self) -> tuple[torch.device, ...]:
-        """There is one Apple GPU, and its functions do not ask which."""
+        """Arguments that select the device. There is only one Apple GPU, so its functions take none."""
         return () if self.image.type == "mps" else (self.image,)
 
     def _ask(self, question: str) -> Any:
-        """What the accelerator's module answers; None on the CPU, and where it does not know the question."""
+        """Call a function of the accelerator's module; None on the CPU, or if the module does not have it."""
         answer = getattr(self._module, question, None) if self.is_accelerator else None
         return answer(*self._which) if answer else None
 
 
 def labels() -> list[str]:
-    """Every device of this machine, the CPU first."""
+    """Every device of this machine, CPU first."""
     accelerator = torch.accelerator.current_accelerator(check_available=True)
     if accelerator is None:
         return ["cpu"]
@@ -103,7 +103,7 @@ def labels() -> list[str]:
 
 
 def open_device(asked: str) -> Device:
-    """The device of that name; `cuda` is the first of its kind."""
+    """The device with that name; `cuda` means the first one."""
     known = labels()
     if asked == HYBRID and len(known) > 1:
         accelerator = open_device(known[1])
@@ -140,7 +140,7 @@ def _name(device: torch.device) -> str:
 def _free_bytes(device: torch.device) -> int:
     if device.type == "cpu":
         return memory.available_bytes()
-    if device.type == "mps":  # unified memory: what Metal recommends to take of it, not what the machine has
+    if device.type == "mps":  # unified memory: what Metal recommends using, not all that the machine has
         return int(torch.mps.recommended_max_memory()) - int(torch.mps.driver_allocated_memory())
     return int(torch.get_device_module(device).mem_get_info(device.index or 0)[0])
 
@@ -163,7 +163,7 @@ _OUT_OF_MEMORY = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True for every way in which CPU, MPS and CUDA say that a tensor did not fit."""
+    """True for every way in which CPU, MPS and CUDA report that a tensor did not fit."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _OUT_OF_MEMORY)

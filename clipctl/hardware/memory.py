@@ -1,4 +1,4 @@
-"""How much memory there is and how much is taken. No torch."""
+"""How much memory there is and how much is in use. No torch."""
 
 import ctypes
 import sys
@@ -10,7 +10,7 @@ from clipctl.hardware.cpu import CGROUP_ROOT
 
 
 def available_bytes() -> int:
-    """What this process can still take: the system's free memory, or less inside a container with a limit."""
+    """Memory this process can still use: the system's free memory, or less in a container with a limit."""
     free = psutil.virtual_memory().available
     limit = cgroup_free_bytes(CGROUP_ROOT)
     return free if limit is None else min(free, limit)
@@ -21,13 +21,13 @@ def total_bytes() -> int:
 
 
 def cgroup_free_bytes(root: Path) -> int | None:
-    """What a container's limit leaves; None where there is no limit."""
+    """Memory left within a container's limit; None if there is no limit."""
     found = _cgroup_memory(root)
     return None if found is None else max(0, found[0] - found[1])
 
 
 def cgroup_limit_bytes(root: Path) -> int | None:
-    """What a container may take in all; None where there is no limit."""
+    """A container's memory limit; None if there is none."""
     found = _cgroup_memory(root)
     return None if found is None else found[0]
 
@@ -49,7 +49,7 @@ def _cgroup_memory(root: Path) -> tuple[int, int] | None:
 
 
 def _reclaimable_bytes(usage_file: Path) -> int:
-    """Files that were read and are kept in memory count as used, but go as soon as the room is needed."""
+    """Cached file pages count as used, but are freed as soon as memory is needed."""
     try:
         lines = usage_file.with_name("memory.stat").read_text().splitlines()
     except OSError:
@@ -59,17 +59,17 @@ def _reclaimable_bytes(usage_file: Path) -> int:
     )
 
 
-# Of glibc's mallopt.
+# Parameters of glibc's mallopt.
 _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed memory for the next step instead of giving it back to the system; True where that worked.
+    """Let glibc keep freed memory for the next step instead of returning it to the system; True if that worked.
 
-    A step frees hundreds of megabytes of activations and gradients and takes them again in the next one. Each return
-    trip costs a page fault per 4 KiB: measured for the `small` preset, 30,000 to 230,000 faults and 0.3 to 3 s a step,
-    and none with this setting. The peak stays the same. Huge pages on top (torch's THP_MEM_ALLOC_ENABLE) gained
-    nothing: `small` at batch 12 took 4.5 to 4.8 s a step instead of 4.5, and 9 % more memory.
+    A step frees hundreds of megabytes of activations and gradients and allocates them again in the next one. Each
+    round trip costs a page fault per 4 KiB: measured for the `small` preset, 30,000 to 230,000 faults and 0.3 to 3 s
+    per step, and none with this setting. The peak stays the same. Huge pages as well (torch's THP_MEM_ALLOC_ENABLE)
+    gained nothing: `small` at batch 12 took 4.5 to 4.8 s per step instead of 4.5, and 9 % more memory.
     """
     if sys.platform != "linux":
         return False
@@ -81,10 +81,10 @@ def keep_freed_memory() -> bool:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process has held."""
+    """Peak memory of this process."""
     if sys.platform == "win32":
         return int(psutil.Process().memory_info().peak_wset)
-    try:  # on Linux, getrusage would count what the parent held when it started this process
+    try:  # on Linux, getrusage would include what the parent held when it started this process
         status = Path("/proc/self/status").read_text(encoding="utf-8")
         return 1024 * int(next(line for line in status.splitlines() if line.startswith("VmHWM")).split()[1])
     except (OSError, StopIteration):

@@ -1,4 +1,4 @@
-"""Processes that do a part of the work, and what Ctrl-C means to them."""
+"""Helper processes, and what Ctrl-C does to them."""
 
 import multiprocessing
 import os
@@ -17,14 +17,14 @@ _STOPS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Hold SIGINT and SIGTERM back while processes start; this one gets them when the block ends.
+    """Block SIGINT and SIGTERM while processes start; this process receives them when the block ends.
 
     A child inherits the mask: a signal to the whole group (Ctrl-C in a terminal) does not reach it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # it releases both signals when it starts, so start it first
+    resource_tracker.ensure_running()  # starting it unblocks both signals, so do that first
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
     try:
         yield
@@ -33,8 +33,8 @@ def signals_held() -> Iterator[None]:
 
 
 class Helpers(ProcessPoolExecutor):
-    """Fresh processes that end with this one, and at Ctrl-C at once and without a word, also while they start: the
-    program that started them says what there is to say."""
+    """Fresh processes that exit with this one. On Ctrl-C they exit at once and silently, even while starting: the main
+    process reports it."""
 
     def __init__(self, count: int = 1, begin: Callable[..., None] | None = None, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -47,7 +47,7 @@ class Helpers(ProcessPoolExecutor):
 
 @contextmanager
 def interrupts_raised() -> Iterator[None]:
-    """Let SIGINT unwind the block instead of ending the program on the spot, so that helpers are ended in order."""
+    """Let SIGINT unwind the block instead of ending the program on the spot, so that helpers are shut down cleanly."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         yield
@@ -57,7 +57,8 @@ def interrupts_raised() -> Iterator[None]:
 
 @contextmanager
 def _handlers_held() -> Iterator[None]:
-    """A mask is one thread's: through another thread a signal's handler would still run, in the middle of a start."""
+    """Defer signal handlers too: a mask covers one thread, so via another thread a handler could still run while a
+    process is being started."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

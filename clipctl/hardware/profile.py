@@ -1,6 +1,6 @@
-"""What was measured on this machine with this torch, kept in the user's application directory. No torch.
+"""Measurements of this machine with this torch, stored in the user's application directory. Does not import torch.
 
-One JSON file a machine and torch version. A file that cannot be read counts as absent and is written anew.
+One JSON file per machine and torch version. A file that cannot be read counts as absent and is replaced.
 """
 
 import json
@@ -30,7 +30,7 @@ HYBRID = "hybrid"  # a device made of two: image tower on the accelerator, text 
 
 
 def application_dir() -> Path:
-    """Where clipctl keeps what belongs to the user and not to a run. `CLIPCTL_HOME` names another place."""
+    """Where clipctl stores what belongs to the user rather than to a run. `CLIPCTL_HOME` overrides it."""
     if asked := os.environ.get("CLIPCTL_HOME"):
         return Path(asked)
     if sys.platform == "darwin":
@@ -41,7 +41,7 @@ def application_dir() -> Path:
 
 
 def cache_dir(name: str) -> Path:
-    """A directory for what can be made again; a temporary one where the application directory cannot be written."""
+    """A directory for what can be rebuilt; a temporary one if the application directory is not writable."""
     user = os.getuid() if hasattr(os, "getuid") else "user"
     for place in (application_dir(), Path(tempfile.gettempdir()) / f"clipctl-{user}"):
         directory = place / name
@@ -54,7 +54,7 @@ def cache_dir(name: str) -> Path:
 
 @dataclass(frozen=True)
 class Machine:
-    """What must be the same for a measurement to mean anything."""
+    """What must be the same for a measurement to apply."""
 
     cpu: str
     cores: int
@@ -70,13 +70,13 @@ class Machine:
 
     @classmethod
     def parse(cls, values: Any) -> "Machine":
-        """Raises ValueError where `values` does not describe one."""
+        """Raises ValueError if `values` does not describe a machine."""
         if not isinstance(values, dict) or not {item.name for item in fields(cls)} <= values.keys():
             raise ValueError("no description of a machine")
         return cls(**{item.name: values[item.name] for item in fields(cls)})
 
     def differences(self, other: "Machine") -> list[str]:
-        """In words, what is different about `other`."""
+        """What is different about `other`, in words."""
         pairs = zip(fields(self), astuple(self), astuple(other), strict=True)
         return [f"{item.name} {theirs} instead of {mine}" for item, mine, theirs in pairs if mine != theirs]
 
@@ -86,7 +86,7 @@ class Machine:
 
 
 def torch_version() -> str:
-    """Of the installed torch, without the second that importing it takes; without `+cpu`."""
+    """The installed torch's version, without `+cpu` and without importing torch, which takes a second."""
     try:
         return version("torch").split("+")[0]
     except PackageNotFoundError:
@@ -99,22 +99,22 @@ class DeviceFacts:
 
     kind: str  # cpu, mps, cuda:0
     name: str
-    memory_bytes: int  # in all, for an accelerator what a program may take
+    memory_bytes: int  # total; for an accelerator, what a program may use
 
 
 @dataclass(frozen=True)
 class Rates:
-    """What a device reaches at its best."""
+    """The best rates a device reaches."""
 
     device: str
     precision: str
     threads: int
-    gflops: float  # of a product of matrices
+    gflops: float  # of a matrix product
 
 
 @dataclass(frozen=True)
 class StepSample:
-    """One training step as it was measured."""
+    """One measured training step."""
 
     device: str
     precision: str
@@ -122,7 +122,7 @@ class StepSample:
     workload: dict[str, Any]  # what the step did, as plain values
     step_s: float
     iqr_s: float
-    peak_bytes: int | None  # of a process that did nothing else
+    peak_bytes: int | None  # in a process that did nothing else
     saved_s: float
 
     @property
@@ -136,8 +136,8 @@ class Profile:
     devices: tuple[DeviceFacts, ...] = ()
     rates: tuple[Rates, ...] = ()
     steps: tuple[StepSample, ...] = ()
-    checked: dict[str, Any] = field(default_factory=dict)  # device checks that were made, by what they hold for
-    benched_s: float | None = None  # when `clipctl bench` was last run, since 1970
+    checked: dict[str, Any] = field(default_factory=dict)  # results of device checks, by what they apply to
+    benched_s: float | None = None  # when `clipctl bench` last ran, since 1970
 
     def with_devices(self, devices: "list[DeviceFacts]") -> "Profile":
         return replace(self, devices=tuple(devices))
@@ -148,7 +148,7 @@ class Profile:
         return replace(self, rates=(*kept, *new))
 
     def with_steps(self, new: "list[StepSample]") -> "Profile":
-        """The newest of equal ones counts; one without a peak keeps the peak that was known."""
+        """Newer samples replace equal ones; one without a peak keeps the known peak."""
         steps = {one.key: one for one in self.steps}
         for one in new:
             known = steps.pop(one.key, None)
@@ -162,7 +162,7 @@ class Profile:
         return next((one for one in self.rates if (one.device, one.precision, one.threads) == wanted), None)
 
     def rate(self, device: str, precision: str, threads: int) -> Rates | None:
-        """Measured with that many threads, or else with the most."""
+        """The rate measured with that many threads, or else with the most."""
         found = [one for one in self.rates if one.device == device and one.precision == precision]
         most = max(found, key=lambda one: one.threads, default=None)
         return self.exact_rate(device, precision, threads) or most
@@ -172,7 +172,7 @@ class Profile:
 
     @classmethod
     def parse(cls, document: Any) -> "Profile":
-        """What `to_dict` described. Raises ValueError for anything else."""
+        """Parse what `to_dict` wrote. Raises ValueError for anything else."""
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise ValueError(f"not a document of schema {SCHEMA}")
         try:
@@ -196,7 +196,7 @@ def _sample(values: dict[str, Any]) -> StepSample:
 
 
 def _numbers(values: dict[str, Any], *names: str) -> dict[str, Any]:
-    """The same values, if those are finite numbers and none is negative."""
+    """The same values, if the named ones are finite and non-negative."""
     for name in names:
         value = values[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e300:
@@ -213,7 +213,7 @@ def profile_file(machine: Machine) -> Path:
 
 
 def load_profile(machine: Machine | None = None) -> Profile:
-    """What is known of this machine; of a new one, or where the file is damaged, nothing."""
+    """What is known about this machine; nothing if it is new or the file is damaged."""
     machine = machine or Machine.here()
     try:
         profile = Profile.parse(json.loads(files.read_bounded(profile_file(machine), LIMIT_BYTES)))
@@ -223,7 +223,7 @@ def load_profile(machine: Machine | None = None) -> Profile:
 
 
 def update_profile(change: Callable[[Profile], Profile], machine: Machine | None = None) -> bool:
-    """Apply a change to what is kept; False where it cannot be kept, which is nobody's failure."""
+    """Apply a change to the stored profile; False if it cannot be saved, which is not treated as an error."""
     machine = machine or Machine.here()
     path = profile_file(machine)
     try:

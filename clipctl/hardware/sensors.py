@@ -1,6 +1,6 @@
-"""What the machine is doing right now, as far as the system tells without root. No torch.
+"""What the machine is doing right now, as far as the system reports it without root. No torch.
 
-A value that cannot be read is None and never a guess.
+A value that cannot be read is None, never a guess.
 """
 
 import time
@@ -18,7 +18,7 @@ _TEMPERATURE_SENSORS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "acpit
 
 
 class SystemSensors:
-    """Reads loads since the previous reading; the first one, made here, only starts the clock."""
+    """Reads loads since the previous reading; the first reading, made here, only starts the clock."""
 
     def __init__(self, *, with_children: bool, directory: Path = Path()) -> None:
         self._process = psutil.Process()
@@ -31,7 +31,7 @@ class SystemSensors:
     def read(self, interval_s: float) -> dict[str, Any]:
         """A system row: shares are 0–1 of one core."""
         memory = self._process.memory_info()
-        # Finding children means reading the whole process table: only where there are loader workers.
+        # Finding children means reading the whole process table, so only do it if there are loader workers.
         children = self._process.children(recursive=True) if self._with_children else []
         return {
             "cpu_per_core": [round(percent / 100, 3) for percent in psutil.cpu_percent(percpu=True)],
@@ -45,7 +45,7 @@ class SystemSensors:
         }
 
     def _power_w(self, interval_s: float) -> float | None:
-        """Package power from the energy counter, where it is readable; else a battery's discharge."""
+        """CPU package power from the energy counter if it is readable, otherwise the battery's discharge."""
         try:
             energy_uj = int(POWERCAP_ENERGY.read_text())
         except (OSError, ValueError):
@@ -66,12 +66,12 @@ def _disk_free_bytes(directory: Path) -> int | None:
 def _rss(process: psutil.Process) -> int:
     try:
         return int(process.memory_info().rss)
-    except psutil.Error:  # it ended between the listing and the reading
+    except psutil.Error:  # it ended after it was listed
         return 0
 
 
 def temperature_c() -> float | None:
-    """The hottest sensor of the processor."""
+    """The hottest CPU sensor."""
     read = getattr(psutil, "sensors_temperatures", None)  # absent on macOS and Windows
     sensors = read() if read else {}
     for chip in _TEMPERATURE_SENSORS:
@@ -82,7 +82,7 @@ def temperature_c() -> float | None:
 
 
 def battery_power_w(root: Path) -> float | None:
-    """What a discharging battery delivers, which on a laptop is what the whole machine takes."""
+    """Power drawn from a discharging battery, which on a laptop is what the whole machine uses."""
     for battery in sorted(root.glob("BAT*")):
         try:
             if (battery / "status").read_text().strip() != "Discharging":
@@ -93,18 +93,18 @@ def battery_power_w(root: Path) -> float | None:
     return None
 
 
-BUSY_CORES = 0.25  # of others: from there on measurements suffer
+BUSY_CORES = 0.25  # kept busy by other programs: above this, measurements suffer
 
 
 class OtherLoad:
-    """How busy other programs keep the machine, from now on."""
+    """How busy other programs keep the machine, from the moment of creation."""
 
     def __init__(self) -> None:
         self._process = psutil.Process()
         self._started = self._now()
 
     def cores(self) -> float:
-        """Cores that others kept busy on average since then; what this process and its children did is left out."""
+        """Cores that others kept busy on average since then, excluding this process and its children."""
         seconds, busy, own = (now - then for now, then in zip(self._now(), self._started, strict=True))
         return max(0.0, (busy - own) / seconds) if seconds > 0 else 0.0
 

@@ -1,4 +1,4 @@
-"""Timing what really ran: warmed up, in blocks, taking turns. No torch; how to wait for a device is passed in."""
+"""Timing of operations: warmed up, in blocks, taking turns. No torch; how to wait for a device is passed in."""
 
 import statistics
 import time
@@ -9,7 +9,7 @@ from typing import TypeVar
 Name = TypeVar("Name", bound=Hashable)
 
 BLOCK_S = 0.015  # a block of operations lasts about this long, so that reading the clock costs nothing
-SETTLED = 0.05  # warm when a block improves by less than this share
+SETTLED = 0.05  # warm once a block improves by less than this share
 MAX_WARM_BLOCKS = 10
 MAX_SAMPLES = 15
 MIN_SAMPLES = 3
@@ -31,10 +31,10 @@ class Timing:
 
     @property
     def mean_s(self) -> float:
-        """Without the fastest and the slowest tenth, of three or more at least one each.
+        """Without the fastest and the slowest tenth; from three samples on, at least one of each.
 
-        A long run takes its steps' sum, so forecasts are made of means: a machine that is slow one second in three is
-        neither slow nor fast, as its median would say.
+        A long run takes the sum of its steps, so forecasts use means: a machine that is slow one second in three is
+        neither slow nor fast, whatever its median says.
         """
         count = len(self.samples_s)
         cut = max(count // 10, int(count >= 3))
@@ -46,7 +46,7 @@ class Timing:
 
     @property
     def iqr_s(self) -> float:
-        """Between the quartiles; 0 where there are too few samples to have any."""
+        """Interquartile range; 0 if there are too few samples."""
         if len(self.samples_s) < 2:
             return 0.0
         low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
@@ -54,7 +54,7 @@ class Timing:
 
 
 class Stopwatch:
-    """One operation, called in blocks with one wait for the device at the end of each."""
+    """One operation, called in blocks, with one wait for the device at the end of each."""
 
     def __init__(self, run: Callable[[], object], wait: Callable[[], None] = lambda: None) -> None:
         self._run, self._wait = run, wait
@@ -63,11 +63,11 @@ class Stopwatch:
         self.block_s = 0.0
 
     def warm(self, limit_s: float) -> list[float]:
-        """The first call alone; then blocks until they stop getting faster, or the time is up. Once is enough.
+        """The first call alone, then blocks until they stop getting faster or time is up. Only the first use warms.
 
-        How slow the operation is, the second call says: the first may touch new memory or compile a kernel, and take
-        thirty times as long. Of what is so slow that warming up would take longer than it could change, the second
-        call is a sample already, and returned.
+        The second call tells how slow the operation is: the first may touch new memory or compile a kernel, and take
+        thirty times as long. For an operation so slow that warming up would cost more than it could change, the second
+        call already counts as a sample and is returned.
         """
         if self.first_s:
             return []
@@ -89,9 +89,9 @@ class Stopwatch:
         return []
 
     def sample(self) -> float:
-        """Seconds of one operation in a block of them."""
+        """Seconds per operation, measured over a block."""
         if self._calls > 1:
-            self._run()  # untimed: wakes the threads and fills the caches that others have used meanwhile
+            self._run()  # untimed: wakes the threads and refills caches that others have used meanwhile
         self.block_s = self._timed(self._calls)
         return self.block_s / self._calls
 
@@ -111,11 +111,11 @@ def time_in_turns(
     before_round: Callable[[Name], None] = lambda name: None,
     min_samples: int = MIN_SAMPLES,
 ) -> dict[Name, Timing]:
-    """Warm all, then sample them A B B A, so that a machine that gets slower or faster does so for all of them alike.
+    """Warm all, then sample them in the order A B B A, so that a machine that slows down affects all of them alike.
 
-    `limit_s` is for each; only what is too slow for `min_samples` takes longer. What is too slow for all rounds sits
-    some of them out, evenly, so that its samples are spread over the whole time too. `before_round` is told whose turn
-    it is.
+    `limit_s` is per operation; only one too slow for `min_samples` within it takes longer. One too slow for all rounds
+    sits out some of them at even intervals, so that its samples are spread over the whole time too. `before_round` is
+    called with the name whose turn it is.
     """
     samples: dict[Name, list[float]] = {}
     shares = {}

@@ -1,4 +1,4 @@
-"""What is wrong with a run, why, and what to do: pure functions over its view, shared by trainer and monitor."""
+"""What is wrong with a run, why, and what to do about it: pure functions of its view, shared by trainer and monitor."""
 
 import math
 import statistics
@@ -13,11 +13,11 @@ from clipctl.monitor.view import RunView
 
 Severity = Literal["bad", "warn"]
 
-MIN_STEPS = 50  # before that, nothing is said about the course of the training
+MIN_STEPS = 50  # too early before that to judge how training is going
 CHANCE_SHARE = 0.97
 SPIKE_SIGMAS = 8
 NORM_JUMP = 10
-OVERFITTING = 1.15  # of the lowest validation loss
+OVERFITTING = 1.15  # times the lowest validation loss
 DATA_SHARE = 0.30
 SLOWDOWN = 0.15
 PRESSURE_SHARE = 0.05  # of the memory, still available
@@ -37,16 +37,16 @@ class Alert:
 
 @dataclass(frozen=True)
 class Facts:
-    """What is known of a run besides its rows."""
+    """What is known about a run besides its rows."""
 
     total_steps: int
     warmup_steps: int
-    loss: str = "softmax"  # ln B is the chance loss of this one only
-    loss_floor: float = 0.0  # below which equal captions in a batch do not let the loss fall
+    loss: str = "softmax"  # only for this one is ln B the chance loss
+    loss_floor: float = 0.0  # the lowest loss that equal captions in a batch allow
     lr: float = 0.0
-    silence_s: float = 0.0  # since anything happened, as the watcher's own clock says; 0: it goes on
+    silence_s: float = 0.0  # time without progress, by the watcher's own clock; 0: making progress
     state: str = "running"
-    handle: str = "RUN"  # what to type to mean it
+    handle: str = "RUN"  # what to type to refer to it
 
     @property
     def is_live(self) -> bool:
@@ -54,7 +54,7 @@ class Facts:
 
 
 def diagnose(view: RunView, facts: Facts) -> list[Alert]:
-    """Every alert that holds now, the bad ones first."""
+    """Every alert that currently applies, bad ones first."""
     alerts = [alert for check in CHECKS for alert in check(view, facts)]
     return sorted(alerts, key=lambda alert: alert.severity != "bad")
 
@@ -69,7 +69,7 @@ def _before(series: Series, step: int) -> list[Bucket]:
 
 
 def _recent(view: RunView, key: str, steps: int) -> list[tuple[float, int]]:
-    """The finite values of the last steps, each with its step."""
+    """The finite values of the last steps, each with its step number."""
     values = [(number(row.get(key)), row["step"]) for row in view.recent if row["step"] > view.step - steps]
     return [(value, step) for value, step in values if math.isfinite(value)]
 
@@ -82,9 +82,9 @@ def loss_at_chance(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "loss_at_chance",
             "bad",
-            f"the loss is {loss:.2f} after {view.step} steps, and guessing gives ln B = {chance:.2f}",
-            "the model has learnt nothing yet: the rate is too high or too low, or captions do not belong to pictures",
-            f"try --lr {facts.lr / 3:.2g} and --lr {facts.lr * 3:.2g}; look at the pairs",
+            f"the loss is {loss:.2f} after {view.step} steps, and random guessing gives ln B = {chance:.2f}",
+            "nothing has been learnt yet: the learning rate is wrong, or captions do not match their pictures",
+            f"try --lr {facts.lr / 3:.2g} and --lr {facts.lr * 3:.2g}, and check the pairs",
         )
 
 
@@ -96,9 +96,9 @@ def loss_at_floor(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "loss_at_floor",
             "warn",
-            f"the loss is {loss:.2f}, and equal captions in a batch do not let it fall below {facts.loss_floor:.2f}",
-            "pairs with the same caption are each other's wrong answers",
-            "remove duplicate captions, or take smaller batches",
+            f"the loss is {loss:.2f}, close to its floor of {facts.loss_floor:.2f}",
+            "equal captions in a batch all count as right and share the target probability, so the loss cannot reach 0",
+            "the loss can't fall much further: judge by R@1; batches already keep equal captions apart where possible",
         )
 
 
@@ -111,16 +111,16 @@ def scale_at_its_limits(view: RunView, facts: Facts) -> Iterator[Alert]:
             "scale_pinned",
             "warn",
             f"the scale is at its limit of {MAX_SCALE:.0f}",
-            "the model is as sure as it may be; often it has learnt the training pairs by heart",
-            "watch the validation; more pictures or more augmentation help",
+            "the model is as confident as it can be; often it has memorised the training pairs",
+            "watch the validation loss; more pictures or more augmentation help",
         )
     elif scale < COLLAPSED_SCALE:
         yield Alert(
             "scale_collapsed",
             "bad",
             f"the scale has fallen to {scale:.2f}",
-            "the model makes all pairs alike, because being sure costs it too much: the rate is too high",
-            f"start again with --lr {facts.lr / 3:.2g}",
+            "the model scores all pairs alike, because being wrong costs too much: the learning rate is too high",
+            f"start over with --lr {facts.lr / 3:.2g}",
         )
 
 
@@ -130,14 +130,14 @@ def not_finite(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "not_finite",
             "bad",
-            f"{len(recent)} of the last 200 steps had no finite loss or gradient, the latest was step {recent[-1]}",
-            "numbers have overflowed; those steps changed nothing",
-            f"lower the rate: --lr {facts.lr / 2:.2g}",
+            f"{len(recent)} of the last 200 steps had a non-finite loss or gradient, most recently step {recent[-1]}",
+            "values overflowed; those steps were skipped",
+            f"lower the learning rate: --lr {facts.lr / 2:.2g}",
         )
 
 
 def spike(view: RunView, facts: Facts) -> Iterator[Alert]:
-    """The largest loss of the last steps, against mean and spread of those before them."""
+    """Compares the largest recent loss with the mean and spread of the losses before."""
     if not _long_enough(view, facts):
         return
     before = _before(view.loss, view.step - 50)[-100:]
@@ -152,9 +152,9 @@ def spike(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "spike",
             "warn",
-            f"the loss jumped to {top:.2f} at step {step}; before it was about {mean:.2f}",
-            "a batch the model had no answer to, or a rate at the edge of what works",
-            f"one spike heals; if they come again, --lr {facts.lr / 2:.2g}",
+            f"the loss jumped to {top:.2f} at step {step}, from about {mean:.2f}",
+            "an unusual batch, or a learning rate that is barely stable",
+            f"a single spike is harmless; if it happens again, use --lr {facts.lr / 2:.2g}",
         )
 
 
@@ -170,9 +170,9 @@ def grad_norm_jump(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "grad_norm_jump",
             "warn",
-            f"the gradient norm is {now:.2g}, ten times and more of the usual {usual:.2g}",
-            "the training is about to diverge, or the data has changed",
-            f"watch the loss; --lr {facts.lr / 2:.2g} if it rises",
+            f"the gradient norm is {now:.2g}, more than ten times the usual {usual:.2g}",
+            "training is about to diverge, or the data have changed",
+            f"watch the loss; if it rises, use --lr {facts.lr / 2:.2g}",
         )
 
 
@@ -188,17 +188,17 @@ def validation(view: RunView, facts: Facts) -> Iterator[Alert]:
             "validation_worse_than_start",
             "bad",
             f"the validation loss is {last.val_loss:.2f}; at step {first.step} it was {first.val_loss:.2f}",
-            "the model gets worse on pictures it has not seen",
-            "lower the rate, take more pictures, or stop: the best checkpoint is kept",
+            "the model is getting worse on unseen pictures",
+            "lower the learning rate, add pictures, or stop: the best checkpoint is kept",
         )
     elif len(since) >= 3 and last.val_loss > OVERFITTING * lowest.val_loss and _falls(view, lowest.step):
         yield Alert(
             "overfitting",
             "warn",
-            f"the validation loss rises since step {lowest.step} ({lowest.val_loss:.2f} to {last.val_loss:.2f}), "
-            "the training loss falls",
-            "the model learns its pictures by heart",
-            "stop here (the best checkpoint is kept), or take more pictures and more augmentation",
+            f"the validation loss has risen since step {lowest.step} ({lowest.val_loss:.2f} to {last.val_loss:.2f}) "
+            "while the training loss falls",
+            "the model is memorising its training pictures (overfitting)",
+            "stop here (the best checkpoint is kept), or use more pictures or more augmentation",
         )
 
 
@@ -208,16 +208,16 @@ def _falls(view: RunView, since_step: int) -> bool:
 
 
 def data_bound(view: RunView, facts: Facts) -> Iterator[Alert]:
-    # The usual step, not the mean: the first one waits until workers have started.
+    # The median, not the mean: the first step also waits for workers to start.
     shares = [data_s / step_s for data_s, step_s in view.data_times() if step_s > 0]
     share = statistics.median(shares) if shares else 0.0
     if len(shares) >= 20 and share > DATA_SHARE:
         yield Alert(
             "data_bound",
             "warn",
-            f"{share:.0%} of a step is waiting for pictures",
-            "decoding and augmenting take longer than the model does",
-            "more --workers, smaller picture files, or a faster disk",
+            f"{share:.0%} of the step time is spent waiting for pictures",
+            "decoding and augmentation take longer than the model",
+            "use more --workers, smaller picture files or a faster disk",
         )
 
 
@@ -232,9 +232,9 @@ def slowdown(view: RunView, facts: Facts) -> Iterator[Alert]:
     yield Alert(
         "slowdown",
         "warn",
-        f"{now:.0f} images/s, at the start it was {start:.0f}",
-        "another program is using the processor" if other else "the machine has got warm and slowed down, or was busy",
-        "close other programs" if other else "give it air and its power adapter",
+        f"{now:.0f} images/s, down from {start:.0f} at the start",
+        "another program is using the CPU" if other else "the machine throttled because it got hot, or was busy",
+        "close other programs" if other else "give it better cooling and plug in its power adapter",
     )
 
 
@@ -246,7 +246,7 @@ def bad_pictures(view: RunView, facts: Facts) -> Iterator[Alert]:
             "bad_pictures",
             "warn",
             f"{total:,} {'picture' if total == 1 else 'pictures'} cannot be used: {reasons}",
-            "others stand in for them; above 5 % the run would stop",
+            "they are replaced by others; above 5 % the run stops",
             "clipctl data inspect DATA --deep lists them",
         )
 
@@ -258,16 +258,16 @@ def memory_pressure(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "memory_pressure",
             "bad",
-            f"{available / 2**20:.0f} MiB of memory are left",
-            "the system is about to swap or to end the training",
+            f"only {available / 2**20:.0f} MiB of memory left",
+            "the system is about to swap or to kill the training",
             "close other programs, or resume with a smaller --batch-size (--allow-change)",
         )
     if facts.is_live and swap - swap_before > SWAP_GROWTH_BYTES:
         yield Alert(
             "swap_growing",
             "warn",
-            f"{(swap - swap_before) / 2**20:.0f} MiB more are swapped out than at the start",
-            "memory does not suffice, and the disk is much slower",
+            f"{(swap - swap_before) / 2**20:.0f} MiB more swap in use than at the start",
+            "there is not enough memory, and swapping to disk is much slower",
             "close other programs, or resume with a smaller --batch-size (--allow-change)",
         )
 
@@ -279,15 +279,15 @@ def disk_nearly_full(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "disk_nearly_full",
             "bad",
-            f"{free / 2**20:.0f} MiB are free on the disk, a checkpoint takes {size / 2**20:.0f} MiB",
+            f"{free / 2**20:.0f} MiB free on the disk, and a checkpoint takes {size / 2**20:.0f} MiB",
             "the next checkpoints may not be saved",
-            "make room: clipctl checkpoint prune shows what can go",
+            "free some space: clipctl checkpoint prune shows what can be deleted",
         )
     failed = [row for row in view.events if row.get("event") == "save_failed"]
     last_saved = number(view.checkpoints[-1].get("step")) if view.checkpoints else -1.0
     if failed and number(failed[-1].get("step")) > last_saved:
         yield Alert(
-            "save_failed", "bad", str(failed[-1].get("message")), "the disk refused it", "make room on the disk"
+            "save_failed", "bad", str(failed[-1].get("message")), "writing to the disk failed", "free some disk space"
         )
 
 
@@ -296,9 +296,9 @@ def silent(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "silent",
             "bad",
-            f"nothing has happened for {facts.silence_s:.0f} s",
-            "the process hangs, was put to sleep, or waits for a disk",
-            "look at it with top or Activity Monitor; after a kill, clipctl train --resume goes on",
+            f"no progress for {facts.silence_s:.0f} s",
+            "the process hangs, is suspended, or is waiting for a disk",
+            "look at it with top or Activity Monitor; if you kill it, clipctl train --resume continues",
         )
 
 
@@ -307,17 +307,17 @@ def ended_badly(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "crashed",
             "bad",
-            "the process is gone without a word",
-            "it was killed, the memory ran out, or the machine went down",
-            f"clipctl train --resume {facts.handle} goes on from its newest whole checkpoint",
+            "the process ended unexpectedly",
+            "it was killed, memory ran out, or the machine went down",
+            f"clipctl train --resume {facts.handle} continues from its newest intact checkpoint",
         )
     elif facts.state == "failed":
         yield Alert(
             "failed",
             "bad",
             "the training ended with an error",
-            "its terminal, or train.log in its directory, says which",
-            f"then clipctl train --resume {facts.handle}",
+            "the error is in its terminal, or in train.log in its directory",
+            f"fix it, then run clipctl train --resume {facts.handle}",
         )
 
 
@@ -326,7 +326,7 @@ def warmup_too_long(view: RunView, facts: Facts) -> Iterator[Alert]:
         yield Alert(
             "warmup_too_long",
             "bad",
-            f"the warm-up takes {facts.warmup_steps} steps, the run has {facts.total_steps}",
+            f"the warm-up takes {facts.warmup_steps} steps, but the run has only {facts.total_steps}",
             "the learning rate never reaches its peak",
             f"--set optim.warmup_steps={max(1, facts.total_steps // 10)}",
         )

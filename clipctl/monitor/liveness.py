@@ -1,4 +1,4 @@
-"""Is the run's process alive, and does it get on? Never judged by the wall clock alone."""
+"""Is the run's process alive and making progress? Never judged by the wall clock alone."""
 
 import socket
 from dataclasses import dataclass
@@ -12,27 +12,27 @@ RunState = Literal["waiting", "running", "stalled", "crashed", "stopped", "faile
 Process = Literal["alive", "asleep", "dead", "elsewhere"]
 
 SILENCE_S = 8.0  # a heartbeat comes every second
-SLOW_STEPS = 10  # how many usual steps a step may take
-FIRST_STEP_S = 300.0  # nothing is known yet of how long a step takes
-CREATE_TIME_SLACK_S = 2.0  # psutil's clock and the kernel's differ by a tick, and by more after a change of the clock
+SLOW_STEPS = 10  # a step may take this many times as long as usual
+FIRST_STEP_S = 300.0  # as long as the usual step time is unknown
+CREATE_TIME_SLACK_S = 2.0  # psutil's clock and the kernel's differ by a tick, and by more after the clock was set
 
 
 @dataclass(frozen=True)
 class Quiet:
-    """For how long, by the watcher's own monotonic clock, a run has shown no change."""
+    """How long a run has shown no change, by the watcher's own monotonic clock."""
 
-    heartbeat_s: float  # the status was not renewed
-    progress_s: float  # no batch was done and no row was added
+    heartbeat_s: float  # without a new status
+    progress_s: float  # without a finished batch or a new row
 
 
 def probe(status: RunStatus) -> Process:
-    """The process that wrote a status. A number that was given to another process since counts as dead."""
+    """The process that wrote a status. If its pid now belongs to another process, it counts as dead."""
     if status.host != socket.gethostname():
         return "elsewhere"
     try:
         process = psutil.Process(status.pid)
         created_s = process.create_time()
-        # On Linux both are counted from the start of the machine by a clock that may be set; their difference is not.
+        # On Linux both are derived from the boot time, which shifts when the clock is set; their difference does not.
         ages = (created_s - status.process_created_s, created_s - psutil.boot_time() - status.process_since_boot_s)
         if not any(abs(age_s) <= CREATE_TIME_SLACK_S for age_s in ages):
             return "dead"
@@ -47,7 +47,7 @@ def probe(status: RunStatus) -> Process:
 
 
 def run_state(status: RunStatus | None, process: Process, quiet: Quiet, step_s: float | None) -> RunState:
-    """What a run is doing. Its own last word stands unless it says `running` and that cannot be."""
+    """What a run is doing: its last reported state, unless that is `running` and cannot be true."""
     if status is None:
         return "waiting"
     if status.state != "running":

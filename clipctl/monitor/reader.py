@@ -1,4 +1,4 @@
-"""Follows a metrics.jsonl that another process writes: whole lines only, from where it was left."""
+"""Follows a metrics.jsonl that another process is writing: complete lines only, from where it left off."""
 
 import json
 import math
@@ -12,9 +12,9 @@ from typing import Any, BinaryIO
 from clipctl.files import open_plain
 from clipctl.runs import metrics
 
-BLOCK_BYTES = 1 << 18  # what fits the processor's cache is read fastest
-# Of a long past only every n-th row is read in full; the loss, in which a single step can matter, is read of all. So a
-# million rows take two seconds instead of ten.
+BLOCK_BYTES = 1 << 18  # blocks that fit in the CPU cache are fastest
+# In a long history only every n-th row is parsed in full; the loss, where a single step can matter, is read from every
+# row. So a million rows take two seconds instead of ten.
 LONG_PAST_BYTES = 32 << 20
 RECENT_BYTES = 2 << 20
 STRIDE = 64
@@ -22,25 +22,25 @@ LINE_LIMIT_BYTES = 4 << 20
 SIGNATURE_BYTES = 200
 
 _STEP_ROW, _SYSTEM_ROW, _RESUME_ROW = b'{"kind":"step"', b'{"kind":"system"', b'{"kind":"resume"'
-# In the order in which the trainer writes them; a row of an epoch has its step before its loss.
+# Keys are in the order in which the trainer writes them; an epoch row has its step before its loss.
 _LOSS = re.compile(rb'"epoch":\d+,"loss":([^,}]+)')
 _STEP = re.compile(rb'"step":(\d{1,15})[,}]')
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Some rows in the order of the file, none of which a later resume has undone."""
+    """Some rows in file order, without those that a later resume has undone."""
 
     steps: Sequence[int]
     losses: list[float]  # of each of these steps; null is NaN
-    samples: list[dict[str, Any]]  # step rows in full: all, or every n-th of a long past
+    samples: list[dict[str, Any]]  # full step rows: all of them, or every n-th in a long history
     systems: list[dict[str, Any]]  # likewise
     others: list[dict[str, Any]]  # every other row
 
 
 @dataclass(frozen=True)
 class Resume:
-    """A resume in the file: rows before it whose step lies beyond its step no longer count."""
+    """A resume in the file: earlier rows with a later step no longer count."""
 
     offset: int
     step: int
@@ -54,9 +54,9 @@ class MetricsTail:
         self._head, self._tail = b"", b""  # the file's first bytes, and those before the offset
 
     def poll(self) -> tuple[bool, Iterator[Rows]]:
-        """Whether all that was read before must be forgotten, and the rows that are new.
+        """Whether everything read before must be discarded, and the new rows.
 
-        It starts over when the file was replaced or cut, and when a resume has changed the past.
+        It starts over if the file was replaced or truncated, or if a resume has undone earlier steps.
         """
         try:
             file = open_plain(self._path)
@@ -73,13 +73,13 @@ class MetricsTail:
         return is_other, self._rows(file, status.st_size)
 
     def _is_continued(self, file: BinaryIO) -> bool:
-        """True if what was read is still there: a file may be cut, or made anew under the same number, and grow."""
+        """True if what was read is still there: a file may be truncated, or recreated with the same inode, and grow."""
         head = file.read(len(self._head))
         file.seek(max(0, self._offset - len(self._tail)))
         return head == self._head and file.read(len(self._tail)) == self._tail
 
     def _rows(self, file: BinaryIO, size: int) -> Iterator[Rows]:
-        """The rows up to `size`: what is added meanwhile is for the next time, or a resume in it would be missed."""
+        """The rows up to `size`. Anything added meanwhile is left for next time, or a resume in it would be missed."""
         with file:
             recent = size - RECENT_BYTES if size - self._offset > LONG_PAST_BYTES else 0
             resumes = list(_resumes(file, self._offset, size))
@@ -92,7 +92,7 @@ class MetricsTail:
 
 
 def _blocks(file: BinaryIO, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
-    """Blocks of whole lines with their places; a line without its end is left for the next time."""
+    """Blocks of complete lines with their offsets; an unfinished line is left for next time."""
     file.seek(offset)
     rest, place = b"", offset
     while block := file.read(min(BLOCK_BYTES, size - place)):
@@ -103,7 +103,7 @@ def _blocks(file: BinaryIO, offset: int, size: int) -> Iterator[tuple[int, bytes
             yield offset, block[:end]
             offset += end
         rest = block[end:]
-        if len(rest) > LINE_LIMIT_BYTES:  # no line of ours: its end, when it comes, is read as a broken one
+        if len(rest) > LINE_LIMIT_BYTES:  # not a line of ours: its end, when it comes, is read as a broken line
             offset, rest = offset + len(rest), b""
 
 
@@ -118,7 +118,7 @@ def _resumes(file: BinaryIO, offset: int, size: int) -> Iterator[Resume]:
 
 
 def _split(offset: int, block: bytes, resumes: list[Resume]) -> Iterator[tuple[int, bytes]]:
-    """The parts of a block between resumes, so that one rule holds for each part."""
+    """The parts of a block between resumes, so that one step limit applies to each part."""
     cuts = [one.offset - offset for one in resumes if 0 < one.offset - offset < len(block)]
     for begin, end in zip([0, *cuts], [*cuts, len(block)], strict=True):
         yield offset + begin, block[begin:end]
@@ -145,13 +145,13 @@ def _parse(block: bytes, limit: float, stride: int) -> Rows:
 
 
 def _losses(block: bytes, lines: list[bytes], count: int) -> tuple[Sequence[int], list[float]]:
-    """Step and loss of every step, of which there are `count`."""
+    """Step number and loss of all `count` steps."""
     texts = _LOSS.findall(block)
     ends = [_STEP.search(line) for line in (_first_step(lines), _first_step(reversed(lines)))]
     first, last = (int(match[1]) if match else 0 for match in ends)
     if len(texts) == count == last - first + 1:
         return range(first, last + 1), _numbers(texts)
-    # Gaps, rows of another make, or damaged ones: slower, but read.
+    # Gaps, rows in another format, or damaged ones: slower, but still read.
     rows = _rows([line for line in lines if line.startswith(_STEP_ROW)])
     rows = [row for row in rows if is_step(row)]
     return [row["step"] for row in rows], [number(row.get("loss")) for row in rows]
@@ -173,7 +173,7 @@ def _numbers(column: list[bytes]) -> list[float]:
 
 
 def number(value: Any) -> float:
-    """A value of a row as a number; NaN for whatever is none, or too large to reckon with."""
+    """A row's value as a number; NaN if it is not a number or too large to calculate with."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not abs(value) < 1e300:
         return math.nan
     return float(value)

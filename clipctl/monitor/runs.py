@@ -1,4 +1,4 @@
-"""The runs of a directory: finding one, listing all, stopping one. No torch, no rich."""
+"""The runs in a directory: finding one, listing all, stopping one. No torch, no rich."""
 
 import os
 import signal
@@ -19,7 +19,7 @@ from clipctl.runs.store import CheckpointStore
 def find_run(
     root: Path, text: str | None, *, waits: bool = False, interval_s: float = 1.0, tell: Callable[[str], None] = print
 ) -> RunDir:
-    """The run that `text` names, or the one to look at. If `waits`, one that does not exist yet is waited for."""
+    """The run that `text` names, or else the most likely one. If `waits`, wait until there is one."""
     said = False
     while True:
         if text is not None and (RunDir.all(root) or not waits or RunDir.is_run(Path(text))):
@@ -27,7 +27,7 @@ def find_run(
         if text is None and (found := likeliest_run(root)):
             return found
         if not waits:
-            raise RunError(f"there is no run in {root}", "start one: clipctl train")
+            raise RunError(f"there are no runs in {root}", "start one: clipctl train")
         if not said:
             tell(f"waiting for a run in {root}; start one: clipctl train")
             said = True
@@ -35,7 +35,7 @@ def find_run(
 
 
 def likeliest_run(root: Path) -> RunDir | None:
-    """A living one first, then the one that last gave a sign of life."""
+    """A live one if possible, otherwise the one with the most recent heartbeat."""
 
     def rank(run: RunDir) -> tuple[bool, float]:
         status = run.status()
@@ -47,7 +47,7 @@ def likeliest_run(root: Path) -> RunDir | None:
 
 
 def look_surely(watcher: RunWatcher) -> Snapshot:
-    """One look. If the last sign of life is old and the process is there, watch for as long as a verdict takes."""
+    """One snapshot. If the last heartbeat is old but the process exists, watch until the state is certain."""
     snapshot = watcher.look(time.monotonic())
     deadline = time.monotonic() + SILENCE_S + 1
     while (
@@ -65,7 +65,7 @@ def look_surely(watcher: RunWatcher) -> Snapshot:
 
 
 def run_rows(root: Path) -> Iterator[dict[str, Any]]:
-    """Of every run what its directory says at a glance, without reading its metrics."""
+    """What each run's directory tells at a glance, without reading its metrics."""
     for run in RunDir.all(root):
         status = run.status()
         best = CheckpointStore(run).best()
@@ -82,7 +82,7 @@ def run_rows(root: Path) -> Iterator[dict[str, Any]]:
 
 
 def run_lines(root: Path) -> Iterator[str]:
-    """Every run in a line, from its status alone."""
+    """One line per run, from its status alone."""
     for run in RunDir.all(root):
         status = run.status()
         state = run_state(status, probe(status) if status else "dead", Quiet(0.0, 0.0), None)
@@ -104,13 +104,13 @@ def size_on_disk(path: Path) -> int:
 
 
 def stop_run(run: RunDir, timeout_s: float) -> str:
-    """Ask the run's process to finish its step, save and end; returns what to say once it has."""
+    """Ask the run's process to finish its step, save and exit; returns a message once it has."""
     status = run.status()
     process = probe(status) if status else "dead"
     if status is None or status.state != "running" or process == "dead":
-        raise RunError(f"{run.path} is not running", "clipctl runs shows what is")
+        raise RunError(f"{run.path} is not running", "clipctl runs shows which are")
     if process == "elsewhere":
-        raise RunError(f"{run.path} runs on {status.host}", "stop it there")
+        raise RunError(f"{run.path} is running on another computer, {status.host}", "stop it there")
     os.kill(status.pid, signal.SIGTERM)
     if process == "asleep":
         os.kill(status.pid, signal.SIGCONT)
@@ -119,13 +119,11 @@ def stop_run(run: RunDir, timeout_s: float) -> str:
         if probe(status) == "dead":
             now = run.status()
             if now is None:
-                raise RunError(f"{run.path} has ended, and its run.json is gone")
+                raise RunError(f"{run.path} has ended, but its run.json is gone")
             if now.state == "finished":
-                return f"finished at step {now.step}, before it was asked"
+                return f"already finished, at step {now.step}"
             if now.state == "stopped":
-                return (
-                    f"stopped at step {now.step} of {now.total_steps}; go on with: clipctl train --resume {run.handle}"
-                )
-            raise RunError(f"{run.path} has ended as {now.state}", f"clipctl monitor --once {run.handle} says more")
+                return f"stopped at step {now.step} of {now.total_steps}; continue: clipctl train --resume {run.handle}"
+            raise RunError(f"{run.path} ended as {now.state}", f"clipctl monitor --once {run.handle} shows more")
         time.sleep(0.1)
-    raise RunError(f"process {status.pid} has not ended within {timeout_s:g} s", "it may be in a long step; ask again")
+    raise RunError(f"process {status.pid} did not end within {timeout_s:g} s", "it may be in a long step; try again")

@@ -1,6 +1,6 @@
 """A curve of bounded size: neighbouring values share a bucket that keeps their smallest, largest and mean value.
 
-So a file of a million steps takes the memory of some thousand buckets, and a spike of a single step stays visible.
+So a million steps fit in a few thousand buckets, and a spike of a single step stays visible.
 """
 
 import math
@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 MAX_BUCKETS = 1024
-LARGEST = 1e100  # what is larger is no measurement, and its square no number
+LARGEST = 1e100  # anything larger is not a measurement, and its square overflows
 
 
 @dataclass(slots=True)
 class Bucket:
-    first: float  # where on the axis it begins and ends
+    first: float  # position on the axis where it begins, and where it ends
     last: float
     low: float
     high: float
@@ -43,7 +43,7 @@ class Series:
         self._smoothed: dict[float, list[tuple[float, float]]] = {}  # by span, until the next values
 
     def extend(self, positions: Sequence[float], values: Sequence[float]) -> None:
-        """Values that are not finite are left out."""
+        """Add values; non-finite ones are left out."""
         self._smoothed = {}
         if (values and not -LARGEST < min(values) <= max(values) < LARGEST) or not math.isfinite(sum(values)):
             pairs = [pair for pair in zip(positions, values, strict=True) if abs(pair[1]) < LARGEST]
@@ -55,7 +55,7 @@ class Series:
             self._halve()
 
     def smoothed(self, span: float) -> list[tuple[float, float]]:
-        """Positions and the exponential mean over about `span` values, without a bias towards the first one."""
+        """Positions and the exponential mean over about `span` values, corrected for the bias of a start at zero."""
         if span in self._smoothed:
             return self._smoothed[span]
         points, mean, weight = [], 0.0, 0.0
@@ -67,7 +67,7 @@ class Series:
         return points
 
     def _fill_last(self, positions: Sequence[float], values: Sequence[float]) -> int:
-        """Complete the bucket that is not full yet; returns how many values that took."""
+        """Fill up the last bucket if it is not full; returns how many values that took."""
         room = self._values_per_bucket - self.buckets[-1].count if self.buckets else 0
         taken = min(max(0, room), len(values))
         if taken:
@@ -75,7 +75,7 @@ class Series:
         return taken
 
     def _halve(self) -> None:
-        """Two neighbours become one."""
+        """Merge neighbouring buckets in pairs."""
         for left, right in zip(self.buckets[::2], self.buckets[1::2], strict=False):
             left.absorb(right)
         self.buckets = self.buckets[::2]

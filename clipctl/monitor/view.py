@@ -1,4 +1,4 @@
-"""What is known of a run: a fold over the rows of its metrics file. Time is passed in, nothing is read here."""
+"""What is known about a run: a fold over the rows of its metrics file. Pure: reads no files and no clock."""
 
 import bisect
 import math
@@ -17,7 +17,7 @@ PHASES = ("data_s", "transfer_s", "forward_s", "backward_s", "optimizer_s")
 WINDOW = 50  # steps that "now" means
 SPEED_WINDOW = 20
 MAX_EVALUATIONS = 400
-RECENT_EVALUATIONS = 20  # these are never thinned out
+RECENT_EVALUATIONS = 20  # never thinned out
 KEPT_CHECKPOINTS = 5
 KEPT_EVENTS = 20
 
@@ -37,11 +37,11 @@ class RunView:
     step: int = 0
     epoch: int = 0
     attempt: int = 1
-    elapsed_s: float = 0.0  # of all attempts, as far as they count
+    elapsed_s: float = 0.0  # over all attempts, without steps that a resume has undone
     loss: Series = field(default_factory=Series)  # over steps
     grad_norm: Series = field(default_factory=Series)
     accuracy: Series = field(default_factory=Series)
-    speed: Series = field(default_factory=Series)  # images a second
+    speed: Series = field(default_factory=Series)  # images per second
     clock: Series = field(default_factory=Series)  # seconds over steps, to draw over time
     evaluations: list[EvalPoint] = field(default_factory=list)
     checkpoints: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
@@ -51,8 +51,8 @@ class RunView:
     system: dict[str, Any] = field(default_factory=dict)  # the latest
     first_system: dict[str, Any] = field(default_factory=dict)  # of this attempt
     skipped: deque[int] = field(default_factory=lambda: deque(maxlen=WINDOW))  # steps without an update
-    rows_of_progress: int = 0  # all but those that come by themselves every second
-    _base_s: float = 0.0  # what earlier attempts took
+    rows_of_progress: int = 0  # all rows but those that are written every second anyway
+    _base_s: float = 0.0  # time that earlier attempts took
     _attempt_first: tuple[int, float] | None = None  # this attempt's first step and when it ended
     _start_speeds: list[float] = field(default_factory=list)
 
@@ -61,7 +61,7 @@ class RunView:
     def fold(self, rows: Rows) -> None:
         self.rows_of_progress += len(rows.steps) + len(rows.others)
         for row in rows.others:
-            if row.get("kind") == metrics.RESUME:  # the reader lets rows begin with it
+            if row.get("kind") == metrics.RESUME:  # the reader always puts it first
                 self._fold_resume(row)
         self.loss.extend(rows.steps, rows.losses)
         self._fold_samples(rows.samples)
@@ -127,7 +127,7 @@ class RunView:
         return self.recent[-1] if self.recent else {}
 
     def latest(self, key: str) -> float | None:
-        """A number of the latest step; None where it is not known or not finite."""
+        """A number from the latest step; None if unknown or not finite."""
         return _finite(number(self.last.get(key)))
 
     @property
@@ -161,23 +161,23 @@ class RunView:
 
     @property
     def images_per_s_at_start(self) -> float | None:
-        """Of this attempt, without its first steps, which warm up."""
+        """Of this attempt, without its first steps, which are warm-up."""
         speeds = self._start_speeds[3:] if len(self._start_speeds) > 6 else self._start_speeds
         return _median(speeds)
 
     def phase_shares(self) -> dict[str, float]:
-        """Where the time of a step goes, as shares of the steps that were split."""
+        """How the time of a step is split into phases, as shares; from the steps that recorded them."""
         split = [row for row in self.recent if isinstance(row.get("forward_s"), int | float)]
         sums = {phase: sum(_or_zero(number(row.get(phase))) for row in split) for phase in PHASES}
         total = sum(_or_zero(number(row.get("step_s"))) for row in split)
         return {phase: value / total for phase, value in sums.items()} if total > 0 else {}
 
     def data_times(self) -> list[tuple[float, float]]:
-        """Seconds of waiting for data and of all of it, for recent steps."""
+        """Seconds spent waiting for data and in total, for each recent step."""
         return [(_or_zero(number(row.get("data_s"))), _or_zero(number(row.get("step_s")))) for row in self.recent]
 
     def step_seconds(self) -> float | None:
-        """Mean time from step to step of this attempt, evaluations and saves included."""
+        """Mean time per step in this attempt, including evaluations and saves."""
         if self._attempt_first is None or self.step <= self._attempt_first[0]:
             return self.latest("step_s")
         first_step, first_s = self._attempt_first
@@ -188,7 +188,7 @@ class RunView:
         return None if step_s is None else metrics.time_left_s(step_s, 1, total_steps - self.step)
 
     def seconds_at(self, step: float) -> float:
-        """When a step ended, from the steps nearby."""
+        """When a step ended, estimated from nearby steps."""
         buckets = self.clock.buckets
         if not buckets:
             return 0.0

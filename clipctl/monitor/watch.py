@@ -1,4 +1,4 @@
-"""Watches one run through its directory: what it says, what it does, what is wrong with it."""
+"""Watches one run through its directory: its reported status, its actual state, and what is wrong with it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -71,22 +71,22 @@ class Snapshot:
 
 
 class RunWatcher:
-    """`look` as often as wanted; silence is measured from look to look, on the caller's monotonic clock."""
+    """Call `look` as often as you like; silence is measured between looks, on the caller's monotonic clock."""
 
     def __init__(self, run: RunDir) -> None:
         self.run = run
         self._tail = MetricsTail(run.metrics_file)
         self._view = RunView()
-        self._heartbeat: tuple[float, float] | None = None  # its value, and when it was first seen
+        self._heartbeat: tuple[float, float] | None = None  # value, and when it was first seen
         self._progress: tuple[tuple[int, int], float] | None = None  # rows and batches, and when first seen
         self._cached: tuple[tuple[int, ...], TrainConfig, float] | None = None
 
     def look(self, now_s: float) -> Snapshot:
-        status = self.run.status()  # before the rows, so that those of a finished run are all there
+        status = self.run.status()  # read before the rows, so that a finished run's rows are complete
         self._read()
         process = probe(status) if status else "dead"
         if process == "dead":
-            status = self.run.status()  # its last word may have come in between
+            status = self.run.status()  # it may have written a final one in between
         quiet = self._quiet(status, now_s)
         state = run_state(status, process, quiet, self._view.latest("step_s"))
         config, loss_floor = self._settings()
@@ -111,12 +111,12 @@ class RunWatcher:
         for rows in chunks:
             for row in rows.others:
                 if row.get("kind") == metrics.HEADER and number(row.get("schema")) > metrics.SCHEMA:
-                    message = f"{self.run.metrics_file} has schema {row['schema']}, this clipctl reads {metrics.SCHEMA}"
+                    message = f"{self.run.metrics_file} has schema {row['schema']}; this clipctl reads {metrics.SCHEMA}"
                     raise RunError(message, "upgrade clipctl")
             self._view.fold(rows)
 
     def _settings(self) -> tuple[TrainConfig, float]:
-        """Read again only when the files have changed: parsing YAML every second would be most of the work."""
+        """Read again only if the files have changed: parsing YAML every second would be most of the work."""
         key = tuple(_changed_ns(path) for path in (self.run.config_file, self.run.environment_file))
         if self._cached is None or self._cached[0] != key:
             self._cached = (key, _config(self.run), _loss_floor(self.run))
@@ -140,7 +140,7 @@ def _changed_ns(path: Path) -> int:
 
 
 def _config(run: RunDir) -> TrainConfig:
-    """The run's settings; the defaults where they cannot be read, so that a damaged file hides nothing else."""
+    """The run's settings; defaults if they cannot be read, so that a damaged file hides nothing else."""
     try:
         return layers.resolve([layers.load_yaml(run.config_file)])
     except ClipctlError:

@@ -1,4 +1,4 @@
-"""A checkpoint: a directory that is whole or absent, verified by a manifest of sizes and sha256 sums. No torch.
+"""A checkpoint: a directory that is complete or absent, verified by a manifest of sizes and sha256 sums. No torch.
 
 checkpoints/step-00000120/{manifest.json, model.safetensors, optimizer.safetensors, state.json}
 """
@@ -38,61 +38,61 @@ class FileSum:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What a checkpoint directory holds. Written last, so that its presence says that the rest is there."""
+    """What a checkpoint directory holds. Written last, so its presence means that the rest is complete."""
 
     schema: int
     run_id: str
-    beginnings: list[list[int]]  # the attempts that led here: the number of each, and the step at which it began
+    beginnings: list[list[int]]  # the attempts that led here: number and first step of each
     step: int
     epoch: int
-    saved_s: float  # since 1970, for people; nothing is ordered by it
-    metrics: dict[str, float]  # on the held-out pairs; `score` and `val_loss` decide which one is best
+    saved_s: float  # since 1970, for display only; nothing is ordered by it
+    metrics: dict[str, float]  # on the held-out pairs; `score` and `val_loss` decide which checkpoint is best
     files: dict[str, FileSum]
 
     def to_json(self) -> bytes:
-        """With a sum of its own: the manifest vouches for the files, this for the manifest."""
+        """Includes its own sha256: the manifest vouches for the files, and this for the manifest."""
         values = asdict(self)
         digest = hashlib.sha256(json.dumps(values).encode()).hexdigest()
         return (json.dumps({**values, "sha256": digest}, indent=2) + "\n").encode()
 
     @property
     def attempt(self) -> int:
-        """1 for the first; a resume begins the next."""
+        """1 for the first; each resume starts the next."""
         return self.beginnings[-1][0]
 
     def _check_types(self) -> None:
         pairs = self.beginnings if isinstance(self.beginnings, list) else []
         if not pairs or not all(isinstance(pair, list) and len(pair) == 2 for pair in pairs):
-            raise ValueError("it does not say how the run came here")
+            raise ValueError("its list of attempts is invalid")
         sizes = (file.size_bytes for file in self.files.values())
         numbers = (self.step, self.epoch, *sizes, *(number for pair in pairs for number in pair))
         if not all(type(number) is int and number >= 0 for number in numbers):
-            raise ValueError("its numbers are none")
+            raise ValueError("its numbers are invalid")
         values = self.metrics.values() if isinstance(self.metrics, dict) else [None]
         if not all(type(value) in (int, float) and abs(value) < 1e300 for value in (self.saved_s, *values)):
-            raise ValueError("its metrics are none")
+            raise ValueError("its metrics are invalid")
         if not all(isinstance(key, str) and key.isprintable() for key in (self.run_id, *self.metrics)):
-            raise ValueError("its names are none")
+            raise ValueError("its names are invalid")
 
     @classmethod
     def from_json(cls, text: bytes) -> "Manifest":
-        """What `to_json` wrote, to the letter. Raises ValueError for anything else."""
+        """Parse exactly what `to_json` wrote. Raises ValueError for anything else."""
         document = json.loads(text)
         if not isinstance(document, dict) or not isinstance(schema := document.get("schema"), int):
             raise ValueError("it is not a manifest")
         if schema > SCHEMA:
-            raise NewerCheckpointError(f"it has checkpoint schema {schema}, this clipctl reads up to {SCHEMA}")
+            raise NewerCheckpointError(f"it has checkpoint schema {schema}; this clipctl reads up to {SCHEMA}")
         values = {key: value for key, value in document.items() if key != "sha256"}
         try:
             files = {str(name): FileSum(**file) for name, file in values["files"].items()}
             manifest = cls(**{**values, "files": files})
         except (TypeError, KeyError, AttributeError):
-            raise ValueError("it lacks what a manifest says") from None
+            raise ValueError("it has missing or unknown fields") from None
         if not all(_FILE_NAME.fullmatch(name) and name != MANIFEST for name in files):
-            raise ValueError("it names files outside of its directory")
+            raise ValueError("it names files outside its directory")
         manifest._check_types()
         if manifest.to_json() != text:
-            raise ValueError("it is not as it was written, by its own sha256")
+            raise ValueError("it was changed after it was written: its sha256 does not match")
         return manifest
 
 
@@ -108,7 +108,7 @@ class Checkpoint:
 
     @property
     def again(self) -> int:
-        """How many times this step had been saved before, by the directory's name."""
+        """How many times this step had been saved before, according to the directory's name."""
         match = DIRECTORY_NAME.fullmatch(self.path.name)
         return int(match[2] or 0) if match else 0
 
@@ -117,13 +117,13 @@ class Checkpoint:
         return sum(file.size_bytes for file in self.manifest.files.values())
 
     def gross_problems(self) -> list[str]:
-        """What can be seen without reading the files: missing ones, other sizes. Raises OSError if the system refuses
-        to tell, which says nothing about the checkpoint."""
+        """What can be seen without reading the files: missing files, wrong sizes. Raises OSError if the system refuses
+        access, which says nothing about the checkpoint."""
         return self._unlisted() + [problem for name in self.manifest.files for problem in self._gross_problems(name)]
 
     def problems(self) -> list[str]:
-        """What differs between the files and the manifest; empty means every byte is as it was written."""
-        with ThreadPoolExecutor() as pool:  # hashing lets other threads run
+        """How the files differ from the manifest; empty means that every byte is as written."""
+        with ThreadPoolExecutor() as pool:  # hashing releases the GIL
             found = pool.map(self._file_problems, self.manifest.files)
             return self._unlisted() + [problem for problems in found for problem in problems]
 
@@ -134,9 +134,9 @@ class Checkpoint:
         return replace(self, is_verified=True)
 
     def file(self, name: str) -> Path:
-        """The path of a file that the manifest vouches for."""
+        """The path of a file that the manifest lists."""
         if name not in self.manifest.files:
-            raise CheckpointError(f"checkpoint {self.path} has no {name} in its {MANIFEST}")
+            raise CheckpointError(f"{MANIFEST} of checkpoint {self.path} does not list {name}")
         return self.path / name
 
     def read_state(self) -> dict[str, Any]:
@@ -144,7 +144,7 @@ class Checkpoint:
         try:
             document = json.loads(read_bounded(self.file(STATE), _STATE_LIMIT_BYTES))
             if not isinstance(document, dict):
-                raise ValueError("it holds no keys and values")
+                raise ValueError("it is not a JSON object")
             return document
         except (OSError, ValueError, RecursionError) as error:
             raise CheckpointError(f"{self.path / STATE} cannot be read: {error}") from None
@@ -162,12 +162,12 @@ class Checkpoint:
         if stat.S_ISLNK(status.st_mode):
             yield f"{name} is a symbolic link"
         elif not stat.S_ISREG(status.st_mode):
-            yield f"{name} is not a plain file"
+            yield f"{name} is not a regular file"
         elif status.st_size != expected:
             yield f"{name} has {status.st_size} bytes, expected {expected}"
 
     def _file_problems(self, name: str) -> list[str]:
-        """The cheap checks first: a hostile file is not worth hashing."""
+        """Cheap checks first: a hostile file is not worth hashing."""
         path = self.path / name
         try:
             if found := list(self._gross_problems(name)):
@@ -175,7 +175,7 @@ class Checkpoint:
             if path.suffix == ".safetensors":
                 read_header(path)
             if sha256(path) != self.manifest.files[name].sha256:
-                return [f"{name} has another sha256 than when it was written"]
+                return [f"{name} has changed: its sha256 does not match"]
         except CheckpointError as error:
             return [str(error)]
         except OSError as error:
@@ -184,7 +184,7 @@ class Checkpoint:
 
 
 def read_checkpoint(path: Path) -> Checkpoint:
-    """The checkpoint in a directory, by its manifest; its files are not read yet (see `verified`)."""
+    """The checkpoint in a directory, from its manifest; its files are not read yet (see `verified`)."""
     try:
         return Checkpoint(path, Manifest.from_json(read_bounded(path / MANIFEST, _MANIFEST_LIMIT_BYTES)))
     except NewerCheckpointError as error:

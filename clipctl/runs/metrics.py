@@ -1,4 +1,4 @@
-"""metrics.jsonl: one JSON object a line, flat keys with units in their names, one writer, any number of readers."""
+"""metrics.jsonl: one JSON object per line, flat keys with units in their names, one writer, any number of readers."""
 
 import json
 import math
@@ -29,7 +29,7 @@ HEADER, STEP, EVAL, EPOCH, SYSTEM, CHECKPOINT, EVENT, RESUME, END = (
 
 
 class MetricsWriter:
-    """Appends rows from any thread. Losing a row (full disk) is counted and never stops the training."""
+    """Appends rows from any thread. A lost row (full disk) is counted and never stops the training."""
 
     def __init__(self, path: Path, run_id: str) -> None:
         if path.is_fifo():
@@ -37,14 +37,14 @@ class MetricsWriter:
         self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         self._lock = threading.Lock()
         self.started_s = time.monotonic()
-        self._is_torn = False  # the last line has no end: a full disk took only a part of it
+        self._is_torn = False  # the last line is incomplete: the disk became full in the middle of it
         self.lost_rows = 0
         if os.fstat(self._descriptor).st_size == 0:
             self._append({"kind": HEADER, "schema": SCHEMA, "run_id": run_id})
         else:
             with path.open("rb") as file:
                 file.seek(-1, os.SEEK_END)
-                self._is_torn = file.read(1) != b"\n"  # by a kill; it must not swallow the next line
+                self._is_torn = file.read(1) != b"\n"  # by a kill; the next line must not be appended to it
 
     def write(self, kind: str, values: dict[str, Any], *, elapsed_s: float | None = None) -> None:
         """`elapsed_s`: when it happened, since the writer was made; None: now."""
@@ -52,7 +52,7 @@ class MetricsWriter:
         self._append({"kind": kind, "time_s": round(time.time(), 3), "elapsed_s": round(elapsed_s, 4), **values})
 
     def close(self) -> None:
-        with suppress(OSError):  # some network filesystems complain only now
+        with suppress(OSError):  # some network filesystems report errors only now
             os.close(self._descriptor)
 
     def _append(self, row: dict[str, Any]) -> None:
@@ -65,7 +65,7 @@ class MetricsWriter:
             if self._is_torn:
                 line = b"\n" + line
             try:
-                written = os.write(self._descriptor, line)  # one write a line: readers see whole lines or a torn tail
+                written = os.write(self._descriptor, line)  # one write per line: readers see whole lines or a torn tail
             except OSError:
                 written = 0
             self.lost_rows += written < len(line)
@@ -73,7 +73,7 @@ class MetricsWriter:
 
 
 def _finite(values: dict[str, Any], prefix: str, nonfinite: list[str]) -> dict[str, Any]:
-    """The same values with null for what is not a finite number; the keys of those are added to `nonfinite`."""
+    """The same values with null for non-finite numbers, whose keys are added to `nonfinite`."""
     clean: dict[str, Any] = {}
     for key, value in values.items():
         if isinstance(value, dict):
@@ -87,7 +87,7 @@ def _finite(values: dict[str, Any], prefix: str, nonfinite: list[str]) -> dict[s
 
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
-    """Complete rows; a line still being written (no newline yet) or torn by a kill is left out."""
+    """Complete rows; a line that is still being written (no newline yet) or was torn by a kill is skipped."""
     with path.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             if not line.endswith("\n"):

@@ -1,7 +1,7 @@
 """Which checkpoints of a run count, which is the best, and which are kept. Pure functions over manifests.
 
-A run that was resumed from an older step leaves checkpoints behind that lie past that step, on a course it no longer
-takes: the rows of metrics.jsonl are read by the same rule.
+A run that is resumed from an older step abandons its checkpoints after that step: they are not part of its course any
+more. The rows of metrics.jsonl follow the same rule.
 """
 
 import itertools
@@ -13,7 +13,7 @@ from clipctl.runs.checkpoint import Checkpoint
 
 
 def course(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """The newest one and those that led to it, by step."""
+    """The newest checkpoint and those that led to it, by step."""
     everything = _newest_of_each_step(checkpoints)
     if not everything:
         return []
@@ -27,20 +27,20 @@ def course(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
 
 
 def ranked(checkpoints: Iterable[Checkpoint]) -> list[Checkpoint]:
-    """Those with a score, the best one last; a course that was left can still hold the best."""
+    """Checkpoints with a score, best last. An abandoned course can still hold the best."""
     scored = [one for one in checkpoints if _is_number(one.manifest.metrics.get("score"))]
     return sorted(scored, key=lambda one: (*merit(one.manifest.metrics), one.step, one.manifest.attempt, one.again))
 
 
 def kept(checkpoints: Iterable[Checkpoint], *, last: int, best: int) -> list[Checkpoint]:
-    """The `last` newest and the `best` best ones."""
+    """The newest `last` and the best `best` checkpoints."""
     everything = list(checkpoints)
     newest = course(everything)[-last:] if last else []
     return newest + [one for one in (ranked(everything)[-best:] if best else []) if one not in newest]
 
 
 def merit(metrics: Mapping[str, float | None]) -> tuple[float, float]:
-    """Sorts evaluations: the higher score (mean of both recalls at 1); among equals the lower loss."""
+    """Sort key for evaluations: higher score (mean of both recalls at 1) first; at equal scores, lower loss."""
     score, val_loss = metrics.get("score"), metrics.get("val_loss")
     return (score if _is_number(score) else -1.0), (-val_loss if _is_number(val_loss) else -math.inf)
 

@@ -1,4 +1,4 @@
-"""The run directory: what it is called, what lies in it, who may write to it. The only place that names files."""
+"""The run directory: its name, its files, and who may write to it. The only place that names the files."""
 
 import difflib
 import functools
@@ -33,15 +33,15 @@ State = Literal["running", "finished", "stopped", "failed"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """Where a run is, as its own process last said. `pid` counts only together with the process's create time."""
+    """The state of a run, as last reported by its process. `pid` is valid only with the process's creation time."""
 
     state: State
     attempt: int
     step: int
     total_steps: int
     pid: int
-    process_created_s: float  # since 1970, by a clock that may be set
-    process_since_boot_s: float  # the same, since the machine was started
+    process_created_s: float  # since 1970, by a clock that can be set
+    process_since_boot_s: float  # the same, since boot
     progress: int  # grows with every batch that was trained on or evaluated
     host: str
     heartbeat_s: float  # since the epoch
@@ -60,7 +60,7 @@ class RunDir:
 
     @property
     def handle(self) -> str:
-        """What to type to mean this run."""
+        """What to type to refer to this run."""
         return shlex.quote(self.name if self.path.parent == DEFAULT_ROOT else str(self.path))
 
     @property
@@ -102,10 +102,10 @@ class RunDir:
 
     @classmethod
     def create(cls, root: Path, preset: str, name: str | None = None) -> "RunDir":
-        """A new directory, locked by this process until `release` or its end."""
+        """A new directory, locked by this process until `release` or until it exits."""
         path = root / (check_name(name) if name else new_name(preset))
         if path.exists() and not cls._is_stillborn(path):
-            raise RunError(f"run already exists: {path}", "choose another --name, or leave it out")
+            raise RunError(f"run already exists: {path}", "choose another --name, or leave out --name")
         try:
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
@@ -122,13 +122,13 @@ class RunDir:
 
     @staticmethod
     def _is_stillborn(path: Path) -> bool:
-        """True for what a run leaves that was killed before it had written anything."""
+        """True for what is left of a run that was killed before it wrote anything."""
         if not path.is_dir() or any((path / "checkpoints").glob("*")):
             return False
         return {one.name for one in path.iterdir() if one.name[0] != "."} <= {"run.lock", "checkpoints", "train.log"}
 
     def remove_if_stillborn(self) -> None:
-        """Take away what `create` made, if nothing came of it. Nothing else is touched."""
+        """Remove what `create` made, if the run never wrote anything. Nothing else is touched."""
         if self._is_stillborn(self.path):
             for file in (self.log_file, self.path / "run.lock"):
                 file.unlink(missing_ok=True)
@@ -142,7 +142,7 @@ class RunDir:
 
     @classmethod
     def find(cls, root: Path, text: str) -> "RunDir":
-        """The run that `text` names: a directory, a name, or the beginning or end of a name, if no other shares it."""
+        """The run that `text` names: a directory, a name, or a unique beginning or end of a name."""
         if cls.is_run(Path(text)):
             return cls(Path(text))
         names = [run.name for run in cls.all(root)]
@@ -150,18 +150,18 @@ class RunDir:
         if len(matches) == 1:
             return cls(root / matches[0])
         if matches:
-            raise RunError(f"{text!r} could be any of {', '.join(matches)}", "give more of its name")
+            raise RunError(f"{text!r} matches several runs: {', '.join(matches)}", "type more of the name")
         near = difflib.get_close_matches(text, names, n=3, cutoff=0.4)
         raise RunError(f"there is no run {text!r} in {root}", f"did you mean {' or '.join(near)}?" if near else None)
 
     @classmethod
     def all(cls, root: Path) -> "list[RunDir]":
-        """Every run in a directory, by name, which begins with the time."""
+        """Every run in a directory, sorted by name, which starts with the time."""
         return [cls(path.parent) for path in sorted(root.glob("*/config.yaml"))]
 
     @classmethod
     def newest_unfinished(cls, root: Path) -> "RunDir":
-        """The run that last gave a sign of life and did not finish."""
+        """The unfinished run with the most recent heartbeat."""
         waiting = [
             (status.heartbeat_s if status else 0.0, run)
             for run in cls.all(root)
@@ -177,9 +177,7 @@ class RunDir:
         except Timeout:
             owner = self.status()
             who = f" by process {owner.pid} on {owner.host}" if owner else ""
-            raise RunError(
-                f"{self.path} is being written{who}", f"watch it with: clipctl monitor {self.handle}"
-            ) from None
+            raise RunError(f"{self.path} is in use{who}", f"watch it with: clipctl monitor {self.handle}") from None
 
     def release(self) -> None:
         self._lock.release()
@@ -203,9 +201,9 @@ class RunDir:
         write_json(self.tokenizer_file, document)
 
     def write_status(self, state: State, *, attempt: int, step: int, total_steps: int, progress: int = 0) -> None:
-        """Replace run.json. Called about once a second, so it is atomic but not synced to the disk.
+        """Replace run.json. Called about once a second, so it is atomic but not synced to disk.
 
-        A full disk costs a heartbeat and not the training.
+        A full disk costs a heartbeat, not the training.
         """
         status = RunStatus(
             state=state,
@@ -223,7 +221,7 @@ class RunDir:
             partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
 
     def read_environment(self) -> dict[str, Any]:
-        """On what the run was made, as far as it is known."""
+        """What the run was made with, as far as known."""
         try:
             document = json.loads(read_bounded(self.environment_file, _JSON_LIMIT_BYTES))
         except (OSError, ValueError, RecursionError):
@@ -244,7 +242,7 @@ class RunDir:
 
 @functools.cache
 def _created_s(pid: int) -> tuple[float, float]:
-    """When a process was created: since 1970, and since the machine was started."""
+    """When a process was created: since 1970, and since boot."""
     created_s = psutil.Process(pid).create_time()
     return created_s, created_s - psutil.boot_time()
 
@@ -262,7 +260,7 @@ def new_name(preset: str) -> str:
 def check_name(name: str) -> str:
     if not _NAME.fullmatch(name) or len(name.encode()) > _MAX_NAME_BYTES:
         raise RunError(
-            f"{name!r} cannot name a run",
-            "use letters, digits, dots, dashes and underscores, no slashes, up to 200 bytes",
+            f"{name!r} is not a valid run name",
+            "use letters, digits, dots, dashes and underscores, but no slashes; at most 200 bytes",
         )
     return name

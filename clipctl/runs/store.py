@@ -1,6 +1,6 @@
-"""The checkpoints of one run: saving, finding, retiring.
+"""The checkpoints of one run: saving, finding, deleting old ones.
 
-`best` and `last` are derived from the manifests, never stored: nothing can point to what is gone.
+`best` and `last` are derived from the manifests, never stored, so nothing can point to a deleted checkpoint.
 """
 
 import math
@@ -28,15 +28,15 @@ from clipctl.runs.checkpoint import (
 )
 from clipctl.runs.rundir import RunDir
 
-# ours: the manifest can be read. unreadable: it cannot. incomplete: a save or deletion that is going on or was
-# interrupted. newer: of a later clipctl. strange: of another run or step, a link, or refused by the system. The last
-# two are never touched.
+# ours: the manifest can be read. unreadable: it cannot. incomplete: a save or deletion in progress or interrupted.
+# newer: from a newer clipctl. strange: from another run or step, a link, or inaccessible. The last two are never
+# touched.
 Kind = Literal["ours", "unreadable", "incomplete", "newer", "strange"]
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A directory among a run's checkpoints, whole or not."""
+    """A directory among a run's checkpoints, intact or not."""
 
     path: Path
     kind: Kind
@@ -47,15 +47,15 @@ class Entry:
 
     @property
     def size_bytes(self) -> int:
-        """What it takes on the disk, whole or not."""
+        """Its size on disk, intact or not."""
         try:
             return sum(path.lstat().st_size for path in self.path.iterdir())
-        except OSError:  # the run is live and has just retired it
+        except OSError:  # a live run has just deleted it
             return 0
 
     @property
     def step(self) -> int:
-        """By the directory's name, which a damaged one still has."""
+        """From the directory's name, which even a damaged one still has."""
         digits = re.search(r"\d+", self.path.name)
         return int(digits[0]) if digits else 0
 
@@ -77,7 +77,7 @@ class CheckpointStore:
         metrics: Mapping[str, float | None],
         beginnings: Sequence[tuple[int, int]] = ((1, 0),),
     ) -> Checkpoint:
-        """Let `write_files` fill a directory that then appears whole; after that, retire old ones."""
+        """Let `write_files` fill a directory, which then appears complete; after that, delete old checkpoints."""
         target = self._free_name(step)
         with replaced(target) as partial:
             partial.mkdir()
@@ -93,17 +93,17 @@ class CheckpointStore:
                 files=_sums(partial),
             )
             (partial / MANIFEST).write_bytes(manifest.to_json())
-        with suppress(OSError):  # what could not be deleted now is tried again after the next save
+        with suppress(OSError):  # anything that cannot be deleted now is tried again after the next save
             self._retire()
         return Checkpoint(target, manifest)
 
     def sweep(self) -> None:
-        """Remove what an interrupted save or deletion left behind. For the owner of the run's lock."""
+        """Remove what an interrupted save or deletion left behind. Requires the run's lock."""
         for path in self._directory.glob(".step-*"):
             delete(path)
 
     def prune(self, entry: Entry) -> None:
-        """Delete what `prunable` found. For the owner of the run's lock."""
+        """Delete what `prunable` found. Requires the run's lock."""
         if entry.kind == "incomplete":
             delete(entry.path)
         else:
@@ -117,12 +117,12 @@ class CheckpointStore:
                 discard(checkpoint.path)
 
     def _kept(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
-        """The last and the best ones. One that is not whole does not count as either."""
+        """The last and the best ones. One that is not intact counts as neither."""
         whole = [checkpoint for checkpoint in checkpoints if not checkpoint.gross_problems()]
         return retention.kept(whole, last=self._keep_last, best=self._keep_best)
 
     def _free_name(self, step: int) -> Path:
-        """Never the name of one that is there, and newer than theirs: the old one goes after the new one has come."""
+        """A name that is not taken, and sorts after those that are: the old one is deleted after the new one exists."""
         name = f"step-{step:08d}"
         matches = (DIRECTORY_NAME.fullmatch(path.name) for path in self._directory.glob(f"{name}*"))
         numbers = [int(match[2] or 0) for match in matches if match]
@@ -142,7 +142,7 @@ class CheckpointStore:
         return next(reversed(retention.ranked(self.all())), None)
 
     def named(self, which: str) -> Checkpoint:
-        """`best`, `last`, or that of a step; the newest, if it was saved more than once."""
+        """`best`, `last`, or the one of a step; the newest, if that step was saved more than once."""
         if which in ("best", "last"):
             checkpoint = self.best() if which == "best" else self.last()
             if checkpoint is None:
@@ -153,19 +153,19 @@ class CheckpointStore:
         matches = [checkpoint for checkpoint in checkpoints if checkpoint.step == int(which)]
         if not matches:
             steps = ", ".join(str(checkpoint.step) for checkpoint in checkpoints) or "none"
-            raise CheckpointError(f"the run has no checkpoint of step {which}", f"there are: {steps}")
+            raise CheckpointError(f"the run has no checkpoint of step {which}", f"available steps: {steps}")
         return matches[-1]
 
     def verified(self, checkpoint: Checkpoint) -> Checkpoint:
-        """The same checkpoint after every byte was checked; if it is damaged, the error names one that is not."""
+        """The same checkpoint, after checking every byte; if it is damaged, the error names one that is not."""
         if problems := checkpoint.problems():
             newest, _ = self.newest_valid()
-            hint = f"the newest whole one is that of step {newest.step}" if newest else "no other one is whole"
+            hint = f"the newest intact one is step {newest.step}" if newest else "no other checkpoint is intact"
             raise CheckpointError(f"checkpoint {checkpoint.path} is damaged: {'; '.join(problems)}", hint)
         return replace(checkpoint, is_verified=True)
 
     def newest_valid(self) -> tuple[Checkpoint | None, list[str]]:
-        """The newest checkpoint whose every byte is right, and what was wrong with the newer ones."""
+        """The newest checkpoint that passes every check, and what is wrong with the newer ones."""
         entries = self._entries()
         chosen, skipped = None, []
         for checkpoint in reversed(retention.course(self.all())):
@@ -180,7 +180,7 @@ class CheckpointStore:
         return chosen, skipped
 
     def inventory(self) -> list[Entry]:
-        """All that lies there, by step; of the damaged ones what can be seen without reading the files."""
+        """Everything in the directory, by step, with the problems that can be seen without reading the files."""
         entries = self._entries()
         own = [entry.checkpoint for entry in entries if entry.kind == "ours" and entry.checkpoint]
         best, last = retention.ranked(own)[-1:], retention.course(own)[-1:]
@@ -192,12 +192,12 @@ class CheckpointStore:
                 is_last=entry.checkpoint in last,
             )
             for entry in entries
-            if entry.path.is_dir()  # or the run is live and has retired it meanwhile
+            if entry.path.is_dir()  # a live run may have deleted it meanwhile
         ]
         return sorted(marked, key=lambda entry: (entry.step, entry.path.name))
 
     def prunable(self) -> list[Entry]:
-        """What can go: all but the last, the best and the newest whole ones, and what is not this run's."""
+        """What can be deleted: all but the last, the best and the newest intact ones, and what is not this run's."""
         checkpoints = self.all()
         keep = self._kept(checkpoints) + retention.kept(checkpoints, last=1, best=1)
         newest, _ = self.newest_valid()
@@ -223,18 +223,18 @@ class CheckpointStore:
         except NewerCheckpointError as error:
             return Entry(path, "newer", None, (str(error),))
         except CheckpointError as error:
-            # An error of the system says nothing about the checkpoint, which may be fine tomorrow.
+            # A system error says nothing about the checkpoint itself, which may be fine tomorrow.
             passing = isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
             return Entry(path, "strange" if passing else "unreadable", None, (str(error),))
         if checkpoint.manifest.run_id != self._run_id:
             return Entry(path, "strange", checkpoint, (f"it belongs to another run, {checkpoint.manifest.run_id}",))
         if checkpoint.step != Entry(path, "ours").step:
-            return Entry(path, "strange", checkpoint, (f"it is of step {checkpoint.step}, by its {MANIFEST}",))
+            return Entry(path, "strange", checkpoint, (f"its {MANIFEST} says step {checkpoint.step}",))
         return Entry(path, "ours", checkpoint)
 
 
 def parse_reference(root: Path, text: str) -> tuple[str, str | None]:
-    """RUN@best, RUN@last or RUN@STEP as the run and which one; RUN alone, which may hold an @, leaves that open."""
+    """Split RUN@best, RUN@last or RUN@STEP into the run and which one; None for RUN alone, which may contain an @."""
     match = re.fullmatch(r"(.*)@(best|last|\d{1,18})", text, re.DOTALL)
     if match is None or RunDir.is_run(Path(text)) or RunDir.is_run(root / text):
         return text, None
@@ -242,7 +242,7 @@ def parse_reference(root: Path, text: str) -> tuple[str, str | None]:
 
 
 def find_unfinished(root: Path, text: str) -> tuple[RunDir, str | None]:
-    """What `--resume` means: a run and which of its checkpoints; without words, the newest unfinished run."""
+    """What `--resume` refers to: a run and which of its checkpoints; the newest unfinished run if not given."""
     named, which = parse_reference(root, text)
     return (RunDir.find(root, named) if named else RunDir.newest_unfinished(root)), which
 
@@ -267,7 +267,7 @@ def find_checkpoint(root: Path, text: str) -> Checkpoint:
 
 
 def _sums(directory: Path) -> dict[str, FileSum]:
-    """Size and sha256 of every file. The disk is given the files to write while the processor hashes them."""
+    """Size and sha256 of every file. The disk writes the files while the CPU hashes them."""
     paths = sorted(directory.iterdir())
     with ThreadPoolExecutor() as pool:
         syncs = [pool.submit(sync_file, path) for path in paths]

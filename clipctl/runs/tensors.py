@@ -1,4 +1,4 @@
-"""safetensors headers, read without torch and without trust: names, types and shapes, checked against the file's size.
+"""safetensors headers, read without torch or trust: names, types and shapes, checked against the file's size.
 
 A file is 8 bytes (length of the header, little-endian), a JSON header and the tensors' bytes:
 
@@ -35,7 +35,7 @@ class TensorInfo:
 
 
 def read_header(path: Path) -> dict[str, TensorInfo]:
-    """Every tensor of a file by name. Raises CheckpointError for a file that is anything but an honest safetensors."""
+    """Every tensor in a file, by name. Raises CheckpointError unless it is a well-formed safetensors file."""
     try:
         with open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
@@ -44,7 +44,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
             if len(prefix) < 8 or length > min(size - 8, HEADER_LIMIT_BYTES):
                 if _PICKLE.match(prefix):
                     raise ValueError("it looks like a pickle, which clipctl never opens")
-                raise ValueError(f"its header would have {length} bytes, the file has {size}")
+                raise ValueError(f"its header claims {length} bytes, but the file has {size}")
             header = json.loads(file.read(length))
         return _tensors(header, 8 + length, size)
     except FileNotFoundError:
@@ -54,7 +54,7 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
 
 
 def _tensors(header: dict[str, Any], data_start: int, size: int) -> dict[str, TensorInfo]:
-    """The entries of a header. Laid end to end they fill the file exactly: no gap, no overlap, nothing beyond."""
+    """The entries of a header. End to end they must fill the file exactly: no gap, no overlap, nothing left over."""
     tensors = {}
     for name, entry in header.items():
         if name == "__metadata__":
@@ -62,16 +62,16 @@ def _tensors(header: dict[str, Any], data_start: int, size: int) -> dict[str, Te
         first, last = entry["data_offsets"]
         shape = tuple(entry["shape"])
         if len(shape) > 16 or not all(type(number) is int and 0 <= number < 2**63 for number in (*shape, first, last)):
-            raise ValueError(f"tensor {name[:80]!r} has no shape or place")
+            raise ValueError(f"tensor {name[:80]!r} has no valid shape or offsets")
         info = TensorInfo(entry["dtype"], shape, data_start + first, data_start + last)
         if last - first != info.elements * BYTES_OF[info.dtype]:
-            raise ValueError(f"tensor {name!r} of shape {shape} does not take {last - first} bytes")
+            raise ValueError(f"tensor {name!r} of shape {shape} cannot have {last - first} bytes")
         tensors[name] = info
     position = data_start
     for name, info in sorted(tensors.items(), key=lambda entry: (entry[1].start, entry[1].end)):
         if info.start != position:
-            raise ValueError(f"tensor {name!r} begins at {info.start}, the one before it ends at {position}")
+            raise ValueError(f"tensor {name!r} starts at {info.start}, but the one before it ends at {position}")
         position = info.end
     if position != size:
-        raise ValueError(f"its tensors end at {position}, the file at {size}")
+        raise ValueError(f"its tensors end at {position}, but the file ends at {size}")
     return tensors

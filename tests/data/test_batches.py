@@ -166,7 +166,7 @@ def test_equal_pictures_stay_together(tmp_path):
 def test_own_splits_are_respected_and_test_is_left_alone(tmp_path):
     data = open_data(config_of(files.karpathy(tmp_path)))
     assert (len(data.train), len(data.val)) == (3, 2)
-    assert any("1 pictures of the data's own test split are left alone" in note for note in data.notes)
+    assert any("1 pictures in the data's own test split are not used" in note for note in data.notes)
 
 
 def test_held_out_data_of_ones_own_and_leakage(tmp_path):
@@ -178,8 +178,8 @@ def test_held_out_data_of_ones_own_and_leakage(tmp_path):
     data = open_data(config_of(path, val=str(other / "v.csv")))
     assert (len(data.train), len(data.val)) == (10, 2)
     assert leakage_notes(leakage_of(data.train, data.val)) == [
-        "1 held-out pictures are also among those to train on: scores will look too good",
-        "1 held-out captions also belong to pictures to train on",
+        "1 held-out pictures are also in the training set: scores will look too good",
+        "1 held-out captions also belong to training pictures",
     ]
 
 
@@ -196,7 +196,7 @@ def test_sources_are_joined(tmp_path):
     assert [int(key) for key in keys] == [data.train.caption_key(i, 0) for i in range(len(data.train))]
     for index in range(len(data.train)):
         assert data.train.square(index, 8).size == (8, 8)
-    with pytest.raises(DataError, match="synthetic cannot be joined"):
+    with pytest.raises(DataError, match="synthetic cannot be combined"):
         open_data(DataConfig(source=(str(one), "synthetic")))
 
 

@@ -315,14 +315,14 @@ BAD = {
     "pictures elsewhere": ("data.csv", "image,caption\nx/9.jpg,a\nx/8.jpg,b\n", "none of 2 pictures.*looked in"),
     "web addresses": ("data.csv", "url,caption\nhttp://a/b.jpg,a dog\nhttp://a/c.jpg,a cat\n", "web addresses"),
     "an unclosed quote": ("data.csv", 'image,caption\n0.jpg,"' + "x" * 17_000_000, "line 2: field larger"),
-    "JSON of another shape": ("data.json", '{"cats": [1, 2], "dogs": 3}', "another shape.*an object with cats, dogs"),
-    "a list of numbers": ("data.json", "[1, 2, 3]", "a list of 3 whose first is a int"),
+    "unknown JSON": ("data.json", '{"cats": [1, 2], "dogs": 3}', "unknown JSON layout: an object with cats, dogs"),
+    "a list of numbers": ("data.json", "[1, 2, 3]", "a list of 3 items, the first of which is a value of type int"),
     "broken JSON": ("data.json", '{"images": [', "not valid JSON"),
     "deep JSON": ("data.json", "[" * 100_000, "not valid JSON"),
     "JSON without captions": ("data.json", '[{"image": "0.jpg", "size": 3}]', "no key for the caption.*image, size"),
     "a broken line": ("data.jsonl", '{"image": "0.jpg", "text": "a"}\n{"image": \n', "line 2 is not JSON"),
-    "a line that is no object": ("data.jsonl", "[1, 2]\n", "a list of 2 whose first is a int, not an object"),
-    "no tar at all": ("data.tar", "hello" * 1000, "is no tar file"),
+    "a line that is no object": ("data.jsonl", "[1, 2]\n", "a list of 2 items, .*, not an object"),
+    "no tar at all": ("data.tar", "hello" * 1000, "is not a tar file"),
 }
 
 
@@ -356,7 +356,7 @@ def test_a_compressed_shard_is_refused(tmp_path):
 def test_missing_and_empty_places(tmp_path):
     with pytest.raises(DataError, match="no such file"):
         index_of(tmp_path / "nothing.csv")
-    with pytest.raises(DataError, match="holds no pictures: found nothing; looked for"):
+    with pytest.raises(DataError, match="contains no pictures: found nothing; looked for"):
         index_of(tmp_path)
     files.write_pictures(tmp_path, ["a.jpg", "b.jpg"])
     with pytest.raises(DataError, match="2 pictures and no captions"):
@@ -439,7 +439,7 @@ def test_split_words_with_more_to_them(tmp_path):
     rows = "image,split,caption\n0.jpg,train,a\n1.jpg,test-dev,b\n2.jpg,extra,c\n3.jpg,val_seen,d\n"
     index = index_of(table(tmp_path, rows))
     assert list(sides_of(index).values()) == [TRAIN, TEST, UNSAID, VAL]
-    assert "extra there count as train" in index.facts.words
+    assert "extra counted as train" in index.facts.words
 
 
 def test_a_folder_of_trains_is_a_class(tmp_path):
@@ -583,7 +583,7 @@ def test_kinds_that_are_not_read_are_named(tmp_path):
         (root / f"IMG_{number}.HEIC").write_bytes(b"heic")
         (root / f"IMG_{number}.txt").write_text("from a phone")
     index = index_of(root)
-    assert len(index) == 4 and "3 in HEIC or raw are not read" in index.facts.words
+    assert len(index) == 4 and "3 HEIC or raw pictures are not read" in index.facts.words
 
 
 def test_hints_lead_to_what_was_meant(tmp_path):

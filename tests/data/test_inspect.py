@@ -66,7 +66,7 @@ def test_deep_looks_at_every_picture(folder):
 def test_for_people(folder):
     done = inspect(folder, "--deep")
     assert done.exit_code == 0
-    for text in ("separated by commas", "to train on", "2 a picture", "7.jpg (truncated)", "1 missing", "loss floor"):
+    for text in ("separated by commas", "to train on", "2 per picture", "7.jpg (truncated)", "1 missing", "loss floor"):
         assert text in done.stdout
 
 
@@ -111,7 +111,7 @@ def test_drawn_pictures_too():
 
 BAD_INPUT = {
     "nothing there": (lambda root: root / "nothing", ["no such file or directory"]),
-    "no pictures": (lambda root: (root / "x").mkdir() or root / "x", ["holds no pictures", "looked for"]),
+    "no pictures": (lambda root: (root / "x").mkdir() or root / "x", ["contains no pictures", "looked for"]),
     "no caption column": (
         lambda root: write(root, "image,width\n0.jpg,3\n1.jpg,4\n"),
         ["no caption column", "found image, width", "--caption-column"],
@@ -124,7 +124,7 @@ BAD_INPUT = {
         lambda root: write(root, "image,caption\na/0.jpg,b\na/1.jpg,c\n"),
         ["none of 2 pictures", "looked in", "--image-root"],
     ),
-    "other JSON": (lambda root: write(root, '{"cats": 1}', "x.json"), ["another shape", "cats"]),
+    "other JSON": (lambda root: write(root, '{"cats": 1}', "x.json"), ["unknown JSON layout", "cats"]),
     "a cut shard": (lambda root: cut_shard(root), ["cut off or damaged after 000000"]),
 }
 

@@ -92,7 +92,7 @@ def test_a_directory_of_a_model_does_as_well(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "no such tokenizer"), ("{}", "is no tokenizer.json"), ("\xff", "is no tokenizer.json")],
+    [(None, "no such tokenizer"), ("{}", "is not a valid tokenizer.json"), ("\xff", "is not a valid tokenizer.json")],
 )
 def test_files_that_are_none(tmp_path, content, message):
     path = tmp_path / "x.json"

@@ -175,7 +175,7 @@ def test_pipes_are_not_waited_for(checkpoint, command, name):
 def test_names_that_lead_elsewhere(checkpoint, tmp_path, name):
     (tmp_path / "secret").write_text("secret")
     rewrite_manifest(checkpoint, files={name: {"size_bytes": 6, "sha256": "0" * 64}})
-    assert_refused(checkpoint, "verify", "names files outside of its directory")
+    assert_refused(checkpoint, "verify", "names files outside its directory")
 
 
 @pytest.mark.parametrize("text", ["[" * 1_000_000, '{"a":' * 100_000, "[" + "0," * 20_000_000 + "0]", "nonsense", "[]"])

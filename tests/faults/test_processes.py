@@ -140,7 +140,7 @@ def test_a_hung_worker_is_named(loader):
             list(batches)
         problem = loader.worker_error(caught.value)
         assert isinstance(problem, TrainingError)
-        assert str(problem) == f"loader worker 0 (process {worker.pid}) has been silent for 1 s"
+        assert str(problem) == f"loader worker 0 (process {worker.pid}) has not responded for 1 s"
     finally:
         loader.close()
     assert not worker.is_alive()

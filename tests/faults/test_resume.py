@@ -119,7 +119,7 @@ def test_a_damaged_step_that_was_asked_for_names_a_whole_one(finished):
     model = finished.checkpoints_dir / "step-00000024" / MODEL
     model.write_bytes(model.read_bytes()[:-1])
     code, _, stderr = finish(start(finished.path.parent, "--resume", "run@24"))
-    assert code == 3 and "model.safetensors has" in stderr and "newest whole one is that of step 21" in stderr
+    assert code == 3 and "model.safetensors has" in stderr and "newest intact one is step 21" in stderr
 
 
 def test_a_checkpoint_of_a_later_clipctl_is_not_passed_over(finished):
@@ -184,7 +184,7 @@ def test_an_older_step_can_be_chosen(finished):
     code, _, stderr = finish(start(finished.path.parent, "--resume", f"run@{steps[0]}", "--dry-run"))
     assert code == 0, stderr
     code, _, stderr = finish(start(finished.path.parent, "--resume", "run@7777"))
-    assert code == 3 and f"there are: {steps[0]}" in stderr
+    assert code == 3 and f"available steps: {steps[0]}" in stderr
 
 
 def test_a_second_trainer_leaves_naming_the_first(tmp_path):
@@ -196,7 +196,7 @@ def test_a_second_trainer_leaves_naming_the_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("rnu-1", "did you mean run-1"), ("run", "could be any of run-1, run-2")]
+    ("text", "complaint"), [("rnu-1", "did you mean run-1"), ("run", "matches several runs: run-1, run-2")]
 )
 def test_names_that_are_not_clear(tmp_path, text, complaint):
     for name in ("run-1", "run-2"):

@@ -27,7 +27,7 @@ def bench(
     plot: options.Plot = None,
     json: options.Json = False,
 ) -> None:
-    """Measure what this machine does best: operations, precisions, threads, training steps."""
+    """Measure how fast this machine is: operations, precisions, threads, training steps."""
     if json:
         format = "json"
     check_output(format, save, plot)
@@ -57,7 +57,7 @@ def bench(
 
 
 def check_output(format: str, save: Path | None, plot: Path | None) -> None:
-    """Before anything is measured."""
+    """Check the output options before anything is measured."""
     if format not in FORMATS:
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
     if plot and plot.suffix.lower() not in PICTURES:
@@ -76,7 +76,7 @@ def parse_request(
     dtypes: list[str] | None,
     threads: list[str] | None,
 ) -> "BenchRequest":
-    """What was typed, checked; all mistakes at once."""
+    """Check the options; all mistakes are reported at once."""
     problems: list[ConfigError] = []
     counts: dict[str, tuple[int, ...] | None] = {}
     for flag, texts in (("--sizes", sizes), ("--batch-sizes", batch_sizes), ("--threads", threads)):
@@ -88,7 +88,7 @@ def parse_request(
         "--dtypes": _names("--dtypes", dtypes, known_dtypes, problems),
     }
     if batch_sizes and not models:
-        problems.append(ConfigError("--batch-sizes goes with --model", "for example --model tiny --batch-sizes 8 16"))
+        problems.append(ConfigError("--batch-sizes needs --model", "for example --model tiny --batch-sizes 8 16"))
     if problems:
         raise ConfigErrors(problems)
 
@@ -96,7 +96,7 @@ def parse_request(
     from clipctl.bench.steps import CALIBRATION, StepProbe
 
     chosen = names["--suites"]
-    if chosen is None:  # sizes are of elements, so whoever names some means the operations; models mean steps
+    if chosen is None:  # --sizes counts elements, so it implies the operations; --model implies training steps
         micro, steps = known_suites[:-1], known_suites[-1:]
         chosen = steps if models and not sizes else micro if sizes and not models else known_suites
     return BenchRequest(

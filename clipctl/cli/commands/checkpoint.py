@@ -1,4 +1,4 @@
-"""clipctl checkpoint list | show | verify | prune | diff. All but diff do without torch."""
+"""clipctl checkpoint list | show | verify | prune | diff. Only diff needs torch."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def list_(runs: options.Runs = None, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
-    """List checkpoints: step, score, size, age, and what is best, last, damaged or incomplete."""
+    """List checkpoints: step, score, size, age, and which are best, last, damaged or incomplete."""
     root = runs_root(runs_dir)
     stores = {run.name: CheckpointStore(run) for run in find_runs(root, runs)}
     found = [entry_document(name, entry) for name, store in stores.items() for entry in store.inventory()]
@@ -54,7 +54,7 @@ def verify(
     for name, entry in find_entries(root, what or []):
         problems = tuple(all_problems(entry, deep=deep))
         if problems and not entry.path.exists():
-            continue  # the run is live and has retired it meanwhile
+            continue  # a live run has deleted it meanwhile
         documents.append(entry_document(name, replace(entry, problems=problems)))
         if not json:
             output.data().print(checkpoints.verdict_line(documents[-1]), soft_wrap=True)
@@ -74,11 +74,11 @@ def prune(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Delete all but the last, the best and the newest whole checkpoint. Without --yes it only tells."""
+    """Delete all but the last, the best and the newest intact checkpoint. Dry run unless --yes is given."""
     documents = []
     for run in find_runs(runs_root(runs_dir), runs):
         try:
-            with run.locked():  # a live run keeps its own house
+            with run.locked():  # a live run prunes its own checkpoints
                 store = CheckpointStore(run, keep_last=keep_last, keep_best=keep_best)
                 for entry in store.prunable():
                     document = entry_document(run.name, entry)
@@ -99,7 +99,7 @@ def prune(
     if not documents:
         output.prose().print("there is nothing to delete", markup=False)
     elif not yes:
-        output.prose().print(f"{units.size(freed_bytes)} would be freed; nothing was deleted, --yes does it")
+        output.prose().print(f"{units.size(freed_bytes)} would be freed; pass --yes to delete")
 
 
 def diff(
@@ -108,7 +108,7 @@ def diff(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Compare two checkpoints: settings, metrics, and how far each tensor has moved."""
+    """Compare two checkpoints: settings, metrics, and how much each tensor has changed."""
     root = runs_root(runs_dir)
     pair = [find_checkpoint(root, text).verified() for text in (checkpoint, other)]
 
@@ -141,7 +141,7 @@ def find_runs(root: Path, names: list[str] | None) -> list[RunDir]:
 
 
 def find_entries(root: Path, texts: list[str]) -> Iterator[tuple[str, Entry]]:
-    """Every checkpoint of the runs, and the single ones, that the texts name; without any, of all runs."""
+    """The checkpoints that the texts name, each text a run or a single checkpoint; without any, those of all runs."""
     if not texts:
         texts = [str(run.path) for run in find_runs(root, None)]
     for text in texts:
@@ -154,7 +154,7 @@ def find_entries(root: Path, texts: list[str]) -> Iterator[tuple[str, Entry]]:
 
 
 def find_entry(checkpoint: "Checkpoint") -> tuple[str, Entry]:
-    """A checkpoint as its run sees it; one that lies elsewhere stands for itself."""
+    """A checkpoint as its run lists it; one outside any run on its own."""
     run = RunDir(checkpoint.path.absolute().parents[1])
     for entry in CheckpointStore(run).inventory() if RunDir.is_run(run.path) else ():
         if entry.path.name == checkpoint.path.name:
@@ -170,7 +170,7 @@ def find_run(root: Path, text: str) -> RunDir | None:
 
 
 def all_problems(entry: Entry, *, deep: bool) -> Iterator[str]:
-    """What is wrong with a checkpoint after reading all of it."""
+    """What is wrong with a checkpoint, found by reading all of it."""
     if entry.checkpoint is None or entry.kind == "strange":
         yield from entry.problems
         return
@@ -181,7 +181,7 @@ def all_problems(entry: Entry, *, deep: bool) -> Iterator[str]:
 
         for name in tensor_files(entry.checkpoint):
             for tensor, count in nonfinite_counts(entry.checkpoint.path / name).items():
-                yield f"{tensor} in {name} has {count} numbers that are not finite"
+                yield f"{tensor} in {name} has {count} non-finite numbers"
 
 
 def tensor_files(checkpoint: "Checkpoint") -> list[str]:
@@ -211,7 +211,7 @@ def entry_document(run: str, entry: Entry) -> dict[str, Any]:
 
 
 def checkpoint_document(checkpoint: "Checkpoint") -> dict[str, Any]:
-    """All that can be said of a checkpoint without loading a tensor."""
+    """Everything about a checkpoint that is known without loading a tensor."""
     manifest = checkpoint.manifest
     if problems := checkpoint.gross_problems():
         raise CheckpointError(f"checkpoint {checkpoint.path} is damaged: {'; '.join(problems)}")
@@ -236,7 +236,7 @@ def checkpoint_document(checkpoint: "Checkpoint") -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
-    """Keys whose values differ; absent is None."""
+    """Keys whose values differ; None if absent."""
     pairs = {key: [before.get(key), after.get(key)] for key in sorted(before.keys() | after.keys())}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 

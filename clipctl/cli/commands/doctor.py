@@ -29,7 +29,7 @@ MARGIN = 8  # the verdict and two gaps
 
 
 def doctor(runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
-    """Check whether this machine is fit to train on, and say what helps; exit 3 if anything is bad."""
+    """Check whether this machine is ready for training, and how to fix what is not; exit 3 if anything is bad."""
     from clipctl.doctor.checkup import checkup
 
     with looking():
@@ -49,13 +49,13 @@ def doctor(runs_dir: options.RunsDir = None, json: options.Json = False) -> None
 
 
 def looking() -> AbstractContextManager[Any]:
-    """A sign of life where somebody watches: importing torch takes seconds."""
+    """Show activity on a terminal: importing torch takes seconds."""
     console = output.prose()
-    return console.status("looking at this machine") if console.is_terminal else nullcontext()
+    return console.status("checking this machine") if console.is_terminal else nullcontext()
 
 
 def table(findings: "list[Finding]", width: int) -> Text:
-    """One line a check; what is long goes on under its own column, the way out below it."""
+    """One line per check; long text continues in its own column, with the hint below."""
     name_width = max(len(one.name) for one in findings)
     margin = "\n" + " " * (name_width + MARGIN)
     parts = []
@@ -83,7 +83,7 @@ def summary(counts: "Counter[str]") -> str:
 
 
 def paste(findings: "list[Finding]") -> str:
-    """Versions, machine, devices and whatever is not ok, without what tells who and where."""
+    """Versions, machine, devices and whatever is not ok, without anything that identifies the user or the machine."""
     chosen = [one for one in findings if one.verdict != "ok" or one.name in ALWAYS_PASTED]
     name_width = max((len(one.name) for one in chosen), default=0)
     lines = [f"clipctl {clipctl.__version__} on {platform.platform()}"]
@@ -95,7 +95,7 @@ def paste(findings: "list[Finding]") -> str:
 
 
 def anonymous(text: str) -> str:
-    """The same without home directory, user name and host name."""
+    """The text without the home directory, user name and host name."""
     for private, instead in _private_words():
         text = re.sub(rf"(?<![\w.-]){re.escape(private)}(?![\w-])", instead, text, flags=re.IGNORECASE)
     return text
@@ -106,7 +106,7 @@ def _private_words() -> Iterator[tuple[str, str]]:
     for place in (home, home.resolve()):
         if place != Path(place.anchor):  # a container's user may live in /
             yield str(place), "~"
-    with suppress(OSError, KeyError, ImportError):  # a user may be a number without a name
+    with suppress(OSError, KeyError, ImportError):  # a user id may have no name
         yield getpass.getuser(), "USER"
     if platform.node():
         yield platform.node(), "HOST"

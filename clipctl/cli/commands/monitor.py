@@ -1,4 +1,4 @@
-"""clipctl monitor, runs and stop: what runs are doing, from a second terminal."""
+"""clipctl monitor, runs and stop: watch and control runs from a second terminal."""
 
 import sys
 from pathlib import Path
@@ -45,7 +45,7 @@ def runs(runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
 
 
 def stop(run: options.RunToStop, timeout: options.WaitSeconds = 120.0, runs_dir: options.RunsDir = None) -> None:
-    """Ask a run to finish its step, save and end; wait until it has."""
+    """Ask a run to finish its step, save and exit, and wait until it has."""
     from clipctl.monitor.runs import stop_run
 
     words = stop_run(RunDir.find(runs_root(runs_dir), run), timeout)
@@ -62,7 +62,7 @@ def list_runs(root: Path, *, as_json: bool) -> None:
     elif rows:
         output.data().print(run_table(rows), soft_wrap=True)
     else:
-        raise RunError(f"there is no run in {root}", "start one: clipctl train")
+        raise RunError(f"there are no runs in {root}", "start one: clipctl train")
 
 
 def say(words: str) -> None:

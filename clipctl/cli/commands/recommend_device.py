@@ -27,14 +27,14 @@ def recommend_device(
     measure: options.Measure = False,
     json: options.Json = False,
 ) -> None:
-    """Say which device suits a model, why, and what would change the answer."""
+    """Recommend a device for a model, and say why and what would change the answer."""
     question = parse_question(params, preset, config, batch_size, precision, pairs, memory, devices)
 
     from clipctl.bench.recommend import recommend
     from clipctl.cli.views import recommendation
 
     if results and measure:
-        raise ConfigError("--results is of another machine and --measure of this one: choose one")
+        raise ConfigError("--results describes another machine and --measure this one: pass only one of them")
     if results:
         profile = saved_profile(results)
         memory_bytes = question.memory_bytes or profile.machine.memory_gib * 2**30
@@ -60,7 +60,7 @@ def parse_question(
     memory: str | None,
     devices: list[str] | None,
 ) -> "Question":
-    """What was typed, checked; all mistakes at once."""
+    """Check the options; all mistakes are reported at once."""
     from clipctl.bench.recommend import Question, model_of_size, nearest_preset
     from clipctl.config.layers import Layer, load_yaml, resolve
     from clipctl.config.quantities import parse_bytes, parse_count
@@ -89,7 +89,7 @@ def parse_question(
     if precision not in ("auto", *PRECISIONS):
         problems.append(ConfigError(f"--precision must be one of auto, {', '.join(PRECISIONS)}, got {precision!r}"))
     if sum(one is not None for one in (params, preset, config)) != 1:
-        problems.append(ConfigError("name one model: --params 150M, --preset small or --config FILE"))
+        problems.append(ConfigError("choose one model: --params 150M, --preset small or --config FILE"))
     if problems:
         raise ConfigErrors(problems)
     layers = [load_yaml(config)] if config else [Layer("--preset", {"preset": preset})] if preset else []
@@ -106,7 +106,7 @@ def parse_question(
 
 
 def known_profile(question: "Question", *, measure: bool) -> "Profile":
-    """What is kept of this machine; torch is loaded only to look for devices the first time, or to measure."""
+    """The stored profile of this machine; torch is loaded only to find devices the first time, or to measure."""
     from clipctl.hardware.profile import load_profile, update_profile
 
     profile = load_profile()
@@ -127,13 +127,13 @@ def known_profile(question: "Question", *, measure: bool) -> "Profile":
 
 
 def saved_profile(path: Path) -> "Profile":
-    """What `bench --save` kept, with a word if that was not here and now."""
+    """A profile from `bench --save`, with a warning if it was measured on a different machine or version."""
     from clipctl.bench.recommend import profile_of
     from clipctl.bench.results import load_result
     from clipctl.hardware.profile import Machine
 
     result = load_result(path)
     for difference in Machine.here().differences(result.machine):
-        words = f"warning: {path} was measured elsewhere: {difference}"
+        words = f"warning: {path} was measured on a different machine or version: {difference}"
         output.prose().print(output.plain(words, style="yellow"), soft_wrap=True)
     return profile_of(result)

@@ -1,4 +1,4 @@
-"""How results of a benchmark look: tables for people, Markdown, CSV, JSON."""
+"""Displays benchmark results: as tables, Markdown, CSV or JSON."""
 
 import csv
 import sys
@@ -54,7 +54,7 @@ def _number(value: float | None) -> str:
 
 
 def tables(result: BenchResult) -> Iterator[Text]:
-    """Fits 80 columns: what is the same in every row is left out."""
+    """Tables that fit 80 columns."""
     yield output.plain(result.machine.title, style="bold")
     for part in (_peak_lines(result), _operation_table(result), _step_table(result), _overhead_lines(result)):
         if part:
@@ -73,7 +73,7 @@ def _peak_lines(result: BenchResult) -> Text | None:
         peaks = [peak for peak in result.peaks if peak.device == device]
         products = ", ".join(f"{_number(peak.gflops)} in {peak.dtype}" for peak in peaks)
         memory = f"; memory {_number(peaks[0].gbytes_per_s)} GB/s"
-        lines.append(f"{device} at its best: GFLOP/s {products}{memory}")
+        lines.append(f"{device} peak: GFLOP/s {products}{memory}")
     return Text("\n").join(output.plain(line) for line in lines) if lines else None
 
 
@@ -139,7 +139,7 @@ def findings(result: BenchResult) -> Iterator[str]:
         yield from _precision_words(at_largest)
         yield from _thread_words(at_largest)
     if {row.device for row in result.results} == {"cpu"}:
-        yield "crossover   nothing to cross over: the CPU is the only device measured"
+        yield "crossover   no crossover: only the CPU was measured"
     for one in result.crossover:
         yield f"crossover   {one.operation} {one.dtype}, {one.data}: {one.words}"
 
@@ -154,7 +154,7 @@ def _precision_words(rows: list[Row]) -> Iterator[str]:
                 f"{dtype} {_ratio(plain.median_s / row.median_s)} (error {row.error:.0e})".replace("e-0", "e-")
                 for dtype, row in by_dtype.items()
             )
-            yield f"precision   {_name(plain)} on {device}, against fp32: {', '.join(ratios)}"
+            yield f"precision   {_name(plain)} on {device}, compared with fp32: {', '.join(ratios)}"
         if plain and device != "cpu":
             yield f"agreement   {_name(plain)} on {device} differs from the CPU by {plain.error:.0e}".replace(
                 "e-0", "e-"
@@ -168,7 +168,7 @@ def _thread_words(rows: list[Row]) -> Iterator[str]:
         others = {count: row for count, row in sorted(on_cpu.items()) if row is not fewest}
         ratios = (f"{count} {_ratio(fewest.median_s / row.median_s)}" for count, row in others.items())
         noun = "thread" if fewest.threads == 1 else "threads"
-        yield f"threads     {_name(fewest)}, against {fewest.threads} {noun}: {', '.join(ratios)}"
+        yield f"threads     {_name(fewest)}, compared with {fewest.threads} {noun}: {', '.join(ratios)}"
 
 
 def _name(row: Row) -> str:
@@ -207,10 +207,12 @@ def write_csv(result: BenchResult) -> None:
 def show_comparison(now: BenchResult, before: BenchResult) -> None:
     console = output.prose()
     for difference in now.machine.differences(before.machine):
-        console.print(output.plain(f"warning: compared with another machine or version: {difference}", style="yellow"))
+        console.print(
+            output.plain(f"warning: compared with a different machine or version: {difference}", style="yellow")
+        )
     changes = compare(now, before)
     if not changes:
-        console.print("nothing was measured both times")
+        console.print("the two results have no measurements in common")
         return
     header = ("compared", "size", "device", "dtype", "threads", "before", "now", "now / before")
     rows = [

@@ -1,4 +1,4 @@
-"""Curves as characters: eight braille dots a cell, or plain ASCII where the terminal knows no more."""
+"""Curves drawn with characters: eight braille dots per cell, or plain ASCII if the terminal supports nothing else."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from rich.text import Text
 
 LABEL_WIDTH = 7
-# Bit of each dot of a braille cell, by column and row.
+# The bit of each dot in a braille cell, by column and row.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-# The dots from one row to another, counted from below: by column, then 4 * first + last.
+# The dots from one row to another, counted from the bottom: by column, then 4 * first + last.
 _SPANS = tuple(
     tuple(sum(dots[3 - row] for row in range(first, last + 1)) for first in range(4) for last in range(4))
     for dots in _DOTS
 )
-_ASCII_BY_DOTS = " .:+*"  # by how many of a cell's rows are set, at most
+_ASCII_BY_DOTS = " .:+*"  # by the number of a cell's rows that are set, in the fuller column
 
 
 @dataclass(frozen=True)
@@ -23,11 +23,11 @@ class Curve:
 
     points: Sequence[tuple[float, float, float]]  # x, low, high
     style: str
-    is_joined: bool = True  # else single marks
+    is_joined: bool = True  # otherwise single marks
 
 
 class Canvas:
-    """Dots in cells; a cell has the colour of what was drawn last."""
+    """Dots in cells; a cell takes the colour of whatever was drawn last."""
 
     def __init__(self, width: int, height: int) -> None:
         self.width, self.height = width, height
@@ -36,7 +36,7 @@ class Canvas:
         self._styles = [[""] * width for _ in range(height)]
 
     def bar(self, x: int, low: int, high: int, style: str) -> None:
-        """Dots above each other, cell by cell. x and y count dots from the lower left."""
+        """A vertical bar of dots. x and y count dots from the lower left."""
         column, low, high = x // 2, max(0, low), min(self.height * 4 - 1, high)
         if not 0 <= column < self.width or high < low:
             return
@@ -56,7 +56,7 @@ class Canvas:
         return [self._line(row, ascii_only) for row in range(self.height)]
 
     def _line(self, row: int, ascii_only: bool) -> Text:
-        """Neighbours of one colour are added together: a piece of text for every cell would be most of the work."""
+        """Neighbours of the same colour are joined: a separate piece of text per cell would be most of the work."""
         characters = [self._character(row, column, ascii_only) for column in range(self.width)]
         styles, line, begin = self._styles[row], Text(), 0
         for column in range(1, self.width + 1):
@@ -85,7 +85,7 @@ def chart(
     floor: float | None = None,
     x_label: tuple[str, str] = ("", ""),
 ) -> list[Text]:
-    """`height` lines of `width` characters: the curves, a dotted `level`, a scale at the left, labels below."""
+    """`height` lines of `width` characters: the curves, a dotted `level`, a scale on the left, labels below."""
     rows, columns = height - 1, width - LABEL_WIDTH - 1
     points = [point for curve in curves for point in curve.points]
     if rows < 2 or columns < 4 or not points:
@@ -156,7 +156,7 @@ def _draw(canvas: Canvas, curve: Curve, scale: _Scale, x_low: float, x_high: flo
 def _by_column(
     points: Sequence[tuple[float, float, float]], x_low: float, factor: float
 ) -> Iterator[tuple[int, float, float]]:
-    """The points that share a column of dots as one, from the lowest to the highest."""
+    """Merges the points that share a column of dots into one, from lowest to highest."""
     current, lowest, highest = -1, 0.0, 0.0
     for x, low, high in points:
         column = int((x - x_low) * factor + 0.5)
@@ -171,7 +171,7 @@ def _by_column(
 
 
 def _join(canvas: Canvas, start: tuple[int, int], end: tuple[int, int], style: str) -> None:
-    """A line between two points, a bar for each column in between."""
+    """A line between two points, as one bar per column."""
     (x0, y0), (x1, y1) = start, end
     for x in range(x0, x1):
         low, high = sorted(round(y0 + (y1 - y0) * (x + more - x0) / (x1 - x0)) for more in (0, 1))
@@ -186,7 +186,7 @@ def number(value: float) -> str:
 
 
 def gauge(share: float, width: int, *, ascii_only: bool) -> str:
-    """A bar of `width` characters, filled to a share."""
+    """A bar of `width` characters, filled up to a share."""
     filled = round(max(0.0, min(1.0, share)) * width)
     full, empty = ("#", "-") if ascii_only else ("█", "░")
     return full * filled + empty * (width - filled)

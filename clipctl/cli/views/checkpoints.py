@@ -1,4 +1,4 @@
-"""How checkpoints look: listed, verified, shown, compared."""
+"""Displays checkpoints: listed, verified, shown, compared."""
 
 import math
 from collections.abc import Iterator
@@ -113,4 +113,4 @@ def difference_view(document: dict[str, Any]) -> "Iterator[RenderableType]":
             table.add_row(plain(one["name"]), *cells)
     yield table
     if len(moved) > DIFFERENCE_ROWS:
-        yield plain(f"… and {len(moved) - DIFFERENCE_ROWS} more; --json has all")
+        yield plain(f"… and {len(moved) - DIFFERENCE_ROWS} more; --json shows all")

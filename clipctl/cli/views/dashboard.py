@@ -1,4 +1,4 @@
-"""The monitor's picture of a run, for any size of terminal: snapshot in, lines out."""
+"""The monitor's view of a run, for any terminal size: snapshot in, lines out."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -22,18 +22,18 @@ STATE_STYLES = {
     "crashed": "bold red",
     "failed": "bold red",
 }
-SMOOTHINGS = (50, 200, 10, 0)  # steps; the key `s` goes through them
+SMOOTHINGS = (50, 200, 10, 0)  # steps; the key `s` cycles through them
 KEYS = "q quit  space pause  tab next run  s smoothing  l log  x axis  ? help"
 HELP = (
-    "q      quit; the training goes on",
-    "space  hold the picture still",
-    "tab    the next run",
-    "s      smoothing of the loss: 50, 200, 10 steps, none",
+    "q      quit; training continues",
+    "space  pause the display",
+    "tab    next run",
+    "s      loss smoothing: 50, 200, 10 steps, none",
     "l      logarithmic scale",
-    "x      steps or time along the axis",
+    "x      steps or time on the x axis",
     "?      this help",
     "",
-    "grey: every step, smallest to largest; cyan: smoothed; ◆ validation; dotted: ln B, the loss of guessing",
+    "grey: every step, smallest to largest; cyan: smoothed; ◆ validation; dotted: ln B, the loss of random guessing",
 )
 
 
@@ -54,7 +54,7 @@ class Options:
 
 
 def dashboard(snapshot: Snapshot, others: Sequence[str], options: Options, width: int, height: int) -> list[Text]:
-    """Exactly `height` lines of at most `width` characters. `others`: one line for each other run."""
+    """Exactly `height` lines of at most `width` characters. `others`: one line per other run."""
     if options.help and height > 3:
         lines = [*_header(snapshot, options, width)[:1], *(Text(line) for line in HELP)]
     elif height < 6 or width < 30:
@@ -67,7 +67,7 @@ def dashboard(snapshot: Snapshot, others: Sequence[str], options: Options, width
 
 
 def _wide(snapshot: Snapshot, others: Sequence[str], options: Options, width: int, height: int) -> list[Text]:
-    """Loss at the left; accuracy, machine, time and checkpoints at the right; alerts below."""
+    """Loss on the left; accuracy, machine, time and checkpoints on the right; alerts below."""
     header, numbers = _header(snapshot, options, width), _numbers(snapshot)
     alerts = _alerts(snapshot, width, max(2, min(8, height // 4)))
     below = [*alerts, *_others(others, 3), *_keys(options)]
@@ -88,7 +88,7 @@ def _wide(snapshot: Snapshot, others: Sequence[str], options: Options, width: in
 
 
 def _narrow(snapshot: Snapshot, others: Sequence[str], options: Options, width: int, height: int) -> list[Text]:
-    """One column: what there is room for, the chart taking what is left."""
+    """One column: whatever fits, with the chart taking the remaining space."""
     header = _header(snapshot, options, width)
     numbers = _wrapped(_numbers(snapshot), width, 2 if height < 20 else 4)
     machine = _machine(snapshot.view, width, options)[: 0 if height < 12 else 2 if height < 20 else 5]
@@ -110,7 +110,7 @@ def _one_line(snapshot: Snapshot) -> Text:
 
 
 def summary(snapshot: Snapshot) -> str:
-    """A run in a line: also what is printed once an interval where there is no terminal."""
+    """A run in one line; also what is printed at every interval without a terminal."""
     view = snapshot.view
     parts = [
         snapshot.run,
@@ -180,7 +180,7 @@ def _loss_chart(snapshot: Snapshot, options: Options, width: int, height: int) -
     ]
     curves = [Curve(raw, "grey50"), Curve(smooth, "bold cyan"), Curve(points, "magenta", is_joined=False)]
     if not raw:
-        return [Text("no step yet", style="dim"), *(Text("") for _ in range(height - 1))]
+        return [Text("no steps yet", style="dim"), *(Text("") for _ in range(height - 1))]
     level = view.chance_loss if snapshot.facts.loss == "softmax" else None
     label = _labels(view, options)
     return chart(curves, width, height, level=level, log=options.log, ascii_only=options.ascii_only, x_label=label)
@@ -259,7 +259,7 @@ def _checkpoints(view: RunView) -> list[Text]:
 def _alerts(snapshot: Snapshot, width: int, lines: int) -> list[Text]:
     if not snapshot.alerts:
         is_well = snapshot.view.step > 0 and snapshot.state in ("running", "finished", "stopped")
-        return [Text("nothing is wrong", style="green")] if is_well else []
+        return [Text("no problems found", style="green")] if is_well else []
     texts = []
     for alert in snapshot.alerts:
         style = "bold red" if alert.severity == "bad" else "yellow"

@@ -1,4 +1,4 @@
-"""How `data inspect` looks."""
+"""Displays the result of `data inspect`."""
 
 from typing import TYPE_CHECKING
 
@@ -31,24 +31,24 @@ def _rows(found: "Inspection", preset: str, model_images_per_s: float | None) ->
     missing = sum(reason == "missing" for reason in found.bad.values())
     return {
         "data": "\n".join(found.source),
-        "understood": "\n".join(found.understood),
+        "format": "\n".join(found.understood),
         "pictures": f"{found.pictures:,}: {found.train_pictures:,} to train on, {found.held_out_pictures:,} held out"
         + (f", {missing:,} missing" if missing else ""),
-        "captions": f"{found.captions:,}, {_spread(per_picture)} a picture" if per_picture else "none",
+        "captions": f"{found.captions:,}, {_spread(per_picture)} per picture" if per_picture else "none",
         "lengths": f"{_spread(characters)} characters" if characters else "",
         "tokens": f"{found.tokenizer}: {found.vocabulary:,} symbols; {found.distinct_words:,} different words; "
         + (
-            f"{found.captions_cut:,} captions do not fit into {found.context} tokens and are cut"
+            f"{found.captions_cut:,} captions are longer than {found.context} tokens and are cut"
             if found.captions_cut
-            else f"all captions fit into {found.context} tokens"
+            else f"all captions fit in {found.context} tokens"
         ),
         "duplicates": f"{found.equal_captions:,} captions and {found.equal_pictures:,} pictures occur more than once "
         f"(pictures compared by {found.compared_by})",
         "leakage": f"{found.leaked_pictures:,} held-out pictures and {found.leaked_captions:,} held-out captions are "
-        "also among those to train on"
+        "also in the training set"
         if found.leaked_pictures or found.leaked_captions
-        else "none: no held-out picture or caption is among those to train on",
-        "loss floor": f"{found.loss_floor:.3f} at batch {found.batch_size}: batches hold equal captions or pictures"
+        else "none: no held-out picture or caption is in the training set",
+        "loss floor": f"{found.loss_floor:.3f} at batch {found.batch_size}: batches have equal captions or pictures"
         if found.loss_floor
         else "",
         "sizes": f"width {_spread(found.width_px)} px, height {_spread(found.height_px)} px"
@@ -71,12 +71,12 @@ def _spread(spread: "Spread | None") -> str:
 def _speed(found: "Inspection", preset: str, model_images_per_s: float | None) -> str:
     if found.decode_images_per_s is None:
         return ""
-    words = f"a core decodes {found.decode_images_per_s:,.0f} pictures a second"
+    words = f"one core decodes {found.decode_images_per_s:,.0f} pictures per second"
     if model_images_per_s is None:
         return words
-    words += f"; {preset} trains on about {model_images_per_s:,.0f} on the CPU"
+    words += f"; on the CPU, {preset} trains on about {model_images_per_s:,.0f}"
     if found.decode_images_per_s < 4 * model_images_per_s:
-        words += ": keep them decoded (--cache auto does where they fit)"
+        words += ": cache the decoded pictures (--cache auto does if they fit)"
     return words
 
 

@@ -1,4 +1,4 @@
-"""How a recommendation looks."""
+"""Displays a recommendation."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""How the list of runs looks."""
+"""Displays the list of runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How a training looks: its plan, its progress, its result."""
+"""Displays a training run: its plan, its progress, its result."""
 
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,7 @@ def plan_table(plan: "TrainPlan") -> Table:
         f"text {text.width}×{text.depth} over {text.vocab_size} symbols",
         "data": f"{', '.join(config.data.source)}: {len(data.train):,} pictures to train on, "
         f"{len(data.val):,} held out",
-        **({} if data.train.is_drawn else {"understood": "\n".join(data.words)}),
+        **({} if data.train.is_drawn else {"format": "\n".join(data.words)}),
         "device": f"{placement.device.kind} ({placement.device.name}) – {placement.device.reason}",
         "precision": f"{placement.precision.value} – {placement.precision.reason}",
         "threads": f"{placement.threads.value} – {placement.threads.reason}",
@@ -42,7 +42,9 @@ def plan_table(plan: "TrainPlan") -> Table:
         f"the best {config.save.keep_best}",
     }
     if config.train.loss == "softmax":
-        rows["chance loss"] = f"ln {schedule.batch_pairs} = {schedule.chance_loss:.3f}: what guessing gives"
+        rows["chance loss"] = (
+            f"ln {schedule.batch_pairs} = {schedule.chance_loss:.3f}; if the loss stays there, nothing is being learnt"
+        )
     for label, value in rows.items():
         table.add_row(label, plain(value))
     problem = plan.memory_problem()
@@ -64,7 +66,7 @@ def memory_line(plan: "TrainPlan") -> str:
 def time_line(plan: "TrainPlan") -> str:
     step_s = plan.forecast.step_s
     if plan.seconds is None or step_s is None:
-        return "unknown: nothing was measured on this device yet; run clipctl bench"
+        return "unknown: nothing has been measured on this device yet; run clipctl bench"
     low, high = units.duration(plan.seconds.low), units.duration(plan.seconds.high)
     return (
         f"about {units.duration(plan.seconds.value)} ({low} to {high}), {units.seconds(step_s.value)} per step – "
@@ -121,13 +123,13 @@ def progress_row(progress: "Progress") -> str:
 
 
 def summary_text(summary: "TrainSummary") -> str:
-    """The result, then what to do with it."""
+    """The result, and where it is."""
     pairs = summary.val_pairs
     captions = round(summary.t2i_r1 * summary.val_captions)
     pictures = round(summary.i2t_r1 * pairs)
     found = (
-        f"of {pairs:,} held-out pictures {pictures:,} find {'their' if summary.val_captions == pairs else 'a'} "
-        f"caption, and of {summary.val_captions:,} captions {captions:,} find their picture"
+        f"{pictures:,} of {pairs:,} unseen pictures matched to {'their' if summary.val_captions == pairs else 'a'} "
+        f"caption, {captions:,} of {summary.val_captions:,} captions matched to their picture"
     )
     score, best = (summary.i2t_r1 + summary.t2i_r1) / 2, (summary.best_i2t_r1 + summary.best_t2i_r1) / 2
     return "\n".join(
@@ -136,7 +138,7 @@ def summary_text(summary: "TrainSummary") -> str:
             f"{summary.device}: {summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
             f"peak memory {units.size(summary.peak_memory_bytes)}",
             f"{found}: R@1 {units.percent(score)} (best {units.percent(best)}, chance {units.percent(1 / pairs)})",
-            f"everything is in {summary.run}",
+            f"saved in {summary.run}",
         ]
     )
 

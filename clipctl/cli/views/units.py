@@ -1,4 +1,4 @@
-"""Numbers as people read them. Bytes and seconds become MiB and minutes here and nowhere else."""
+"""Numbers formatted for people. Bytes and seconds become MiB and minutes here and nowhere else."""
 
 import time
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ def count(number: int) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Whole per cents; one digit below 1 %, where guessing and the first recalls among many pictures lie."""
+    """Whole per cent; one digit below 1 %, which is the range of guessing and early recall among many pictures."""
     if share is None:
         return "–"
     return f"{share * 100:.1g} %" if 1e-6 <= share < 0.01 else f"{share * 100:.0f} %"
@@ -58,7 +58,7 @@ def shape(sides: "Sequence[int]") -> str:
 
 
 def age(saved_s: float | None) -> str:
-    """How long ago a moment was: 40 s, 5 min, 3 h, 12 d."""
+    """Time since a moment: 40 s, 5 min, 3 h, 12 d."""
     if saved_s is None:
         return "–"
     seconds = max(0.0, time.time() - saved_s)

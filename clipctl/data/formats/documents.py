@@ -1,4 +1,4 @@
-"""Captions in JSON: one object a line, COCO's and Karpathy's files, and lists of objects as BLIP has them. No torch."""
+"""Captions in JSON: one object per line, COCO, Karpathy, and lists of objects as BLIP uses them. No torch."""
 
 import json
 from collections import defaultdict
@@ -13,11 +13,11 @@ from clipctl.data.formats.text import open_text, sample_lines
 from clipctl.errors import DataError
 
 DOCUMENT_LIMIT_BYTES = 2 * 2**30  # COCO's largest caption file has 92 MB
-LINE_HINT = 'lines look like this: {"file_name": "0001.jpg", "text": "a dog"}'
+LINE_HINT = 'expected lines such as {"file_name": "0001.jpg", "text": "a dog"}'
 
 
 def lines_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
-    """One JSON object a line."""
+    """One JSON object per line."""
     head = sample_lines(path)
     first = next((line for line in head if line.strip()), "")
     try:
@@ -47,9 +47,9 @@ def document_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
     items = _items(document)
     if not items or not isinstance(items[0], dict):
         raise DataError(
-            f"{path} has another shape than any that is known: {_shape(document)}; looked for COCO (images and "
-            "annotations), Karpathy (images with sentences), and a list of objects with a picture and a caption",
-            "clipctl data inspect --help lists the formats; one object a line in a .jsonl file works too",
+            f"{path} has an unknown JSON layout: {_shape(document)}; expected COCO (images and annotations), "
+            "Karpathy (images with sentences), or a list of objects with a picture and a caption",
+            "clipctl data inspect --help lists the formats; a .jsonl file with one object per line works too",
         )
     picture, captions = _keys(items[0], hints, path)
     return Layout(
@@ -77,7 +77,7 @@ def is_karpathy(document: Any) -> bool:
 
 def _load(path: Path) -> Any:
     if path.stat().st_size > DOCUMENT_LIMIT_BYTES:
-        raise DataError(f"{path} is larger than 2 GiB", "one object a line, in a .jsonl file, is read piece by piece")
+        raise DataError(f"{path} is larger than 2 GiB", "use a .jsonl file with one object per line, which is streamed")
     try:
         with open_text(path) as file:
             return json.load(file)
@@ -88,7 +88,7 @@ def _load(path: Path) -> Any:
 
 
 def _items(document: Any) -> list[Any]:
-    """The list of objects, which may stand below `data`."""
+    """The list of objects, which may be under `data`."""
     items = document.get("data") if isinstance(document, dict) else document
     return items if isinstance(items, list) else []
 
@@ -97,8 +97,8 @@ def _shape(document: Any) -> str:
     if isinstance(document, dict):
         return f"an object with {', '.join(str(key)[:40] for key in list(document)[:8]) or 'nothing in it'}"
     if isinstance(document, list) and document:
-        return f"a list of {len(document)} whose first is {_shape(document[0])}"
-    return "an empty list" if document == [] else f"a {type(document).__name__}"
+        return f"a list of {len(document)} items, the first of which is {_shape(document[0])}"
+    return "an empty list" if document == [] else f"a value of type {type(document).__name__}"
 
 
 # --- rows -----------------------------------------------------------------------------------------------------
@@ -124,14 +124,14 @@ def _row(item: Mapping[str, Any], picture: str, captions: Sequence[str], side: i
 
 
 def texts_in(value: Any) -> list[str]:
-    """Captions as JSON has them: a text, a list of texts, or a list of objects with `raw` or `caption`."""
+    """Captions in any of their JSON forms: a string, a list of strings, or objects with `raw` or `caption`."""
     values = value if isinstance(value, list) else [value]
     found = (one.get("raw", one.get("caption")) if isinstance(one, dict) else one for one in values)
     return [one for one in found if isinstance(one, str)]
 
 
 def _path(value: Any) -> str:
-    """The path in a picture's cell; datasets of the hub have an object with `path` there."""
+    """The path in a picture field; Hugging Face datasets may have an object with `path` there."""
     if isinstance(value, dict):
         value = value.get("path")
     return value.strip() if isinstance(value, str) else ""
@@ -142,25 +142,25 @@ def _coco_rows(path: Path, document: Any, side: int) -> Iterator[Row]:
     for item in document["annotations"]:
         if isinstance(item, dict) and isinstance(item.get("caption"), str):
             if "image_id" not in item:
-                raise DataError(f"{path}: an annotation without image_id: {str(item)[:80]}")
+                raise DataError(f"{path}: annotation without image_id: {str(item)[:80]}")
             captions[str(item["image_id"])].append(item["caption"])
     for image in document["images"]:
         if not isinstance(image, dict) or not isinstance(image.get("file_name"), str) or "id" not in image:
-            raise DataError(f"{path}: an image without file_name or id: {str(image)[:80]}")
+            raise DataError(f"{path}: image without file_name or id: {str(image)[:80]}")
         yield Row(image["file_name"], captions.pop(str(image["id"]), ()), side)
 
 
 def _karpathy_rows(path: Path, document: Any) -> Iterator[Row]:
     for image in document["images"]:
         if not isinstance(image, dict) or not isinstance(image.get("filename"), str):
-            raise DataError(f"{path}: an image without filename: {str(image)[:80]}")
+            raise DataError(f"{path}: image without filename: {str(image)[:80]}")
         folder = image.get("filepath")
         name = f"{folder}/{image['filename']}" if isinstance(folder, str) and folder else image["filename"]
         yield Row(name, texts_in(image.get("sentences")), side_of(image.get("split")))
 
 
 def _keys(item: Any, hints: Hints, path: Path) -> tuple[str, list[str]]:
-    """Which keys of an object hold the picture and the captions."""
+    """The keys of an object that hold the picture and the captions."""
     if not isinstance(item, dict):
         raise DataError(f"{path}: the first entry is {_shape(item)}, not an object", LINE_HINT)
     lowered = {str(key).lower(): str(key) for key in item}
@@ -173,7 +173,7 @@ def _keys(item: Any, hints: Hints, path: Path) -> tuple[str, list[str]]:
         raise DataError(
             f"{path} has no key for the {noun}: looked for {', '.join(wanted[:12])}; found "
             f"{', '.join(str(key)[:40] for key in list(item)[:12]) or 'an empty object'}",
-            f"{flag} NAME says which it is",
+            f"name it with {flag} NAME",
         )
 
     picture = find("picture", hints.image_column, PICTURE_NAMES, "--image-column")

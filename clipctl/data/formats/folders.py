@@ -1,4 +1,4 @@
-"""Directories: pictures beside a metadata file, pictures beside text files, and folders that name what is in them.
+"""Directories: pictures next to a metadata file, pictures next to text files, and folders named after their class.
 No torch."""
 
 import hashlib
@@ -35,8 +35,8 @@ class Folder(NamedTuple):
 
 
 def walk(root: Path) -> Iterator[Folder]:
-    """Every folder below `root`, in order, a folder at a time. Hidden things are left out, and folders seen before: a
-    link may lead back."""
+    """Every folder below `root`, in order. Skips hidden entries, and folders already seen: a symbolic link may lead
+    back."""
     waiting, seen = [""], set()
     while waiting:
         name = waiting.pop()
@@ -54,22 +54,22 @@ def walk(root: Path) -> Iterator[Folder]:
 def _file(entry: "os.DirEntry[str]") -> File:
     try:
         facts = entry.stat()
-    except OSError:  # a link to nowhere
+    except OSError:  # a dangling link
         return File(entry.name, -1, 0)
     return File(entry.name, facts.st_size if stat.S_ISREG(facts.st_mode) else -1, facts.st_mtime_ns)
 
 
 @dataclass(frozen=True)
 class Survey:
-    """What a directory holds, in numbers."""
+    """Counts of what a directory holds."""
 
     files: int
     suffixes: frozenset[str]
     pictures: int
-    pairs: int  # pictures with a text beside them
+    pairs: int  # pictures with a text file
     classes: frozenset[str]
-    unreadable: int  # pictures of a kind that Pillow does not read
-    digest: str  # changes when a picture or a text is added, removed, renamed or written
+    unreadable: int  # pictures in formats that Pillow cannot read
+    digest: str  # changes when a picture or text file is added, removed, renamed or modified
 
 
 def survey(root: Path) -> Survey:
@@ -117,9 +117,9 @@ def metadata_layout(root: Path, hints: Hints) -> Layout | None:
 
 
 def sidecar_layout(root: Path, found: Survey) -> Layout:
-    """0001.png beside 0001.txt, at any depth. Every line of the text is a caption."""
+    """0001.png next to 0001.txt, at any depth. Every line of the text file is a caption."""
     alone = found.pictures - found.pairs
-    words = f"pictures beside text files of the same name{f'; {alone:,} of the pictures without' if alone else ''}"
+    words = f"pictures with text files of the same name{f'; {alone:,} pictures have no text file' if alone else ''}"
     words += _unreadable(found)
 
     def rows() -> Iterator[Row]:
@@ -134,8 +134,8 @@ def sidecar_layout(root: Path, found: Survey) -> Layout:
 
 
 def class_layout(root: Path, found: Survey, hints: Hints) -> Layout:
-    """dog/1.jpg, cat/2.jpg, maybe below train/ and val/: a folder's name becomes the caption by a template."""
-    words = f"{len(found.classes):,} class folders, captions by the template {hints.template!r}"
+    """dog/1.jpg, cat/2.jpg, possibly under train/ and val/: a template turns the folder's name into the caption."""
+    words = f"{len(found.classes):,} class folders, captions from the template {hints.template!r}"
     words += _unreadable(found)
 
     def rows() -> Iterator[Row]:
@@ -151,11 +151,11 @@ def class_layout(root: Path, found: Survey, hints: Hints) -> Layout:
 
 
 def _unreadable(found: Survey) -> str:
-    return f"; {found.unreadable:,} in HEIC or raw are not read: save them as JPEG" if found.unreadable else ""
+    return f"; {found.unreadable:,} HEIC or raw pictures are not read: save them as JPEG" if found.unreadable else ""
 
 
 def _pairs(folder: Folder) -> list[tuple[str, str]]:
-    """Pictures of a folder with the texts of the same name."""
+    """Pictures of a folder, each with the text file of the same name."""
     texts = {
         _stem(file.name): file.name
         for file in folder.files
@@ -170,8 +170,8 @@ def _stem(name: str) -> str:
 
 
 def _class(folder: Folder) -> str:
-    """The last folder of a path, as words. The data's own directory is none, nor is a folder of folders that is named
-    after a split; a folder of pictures called `train` shows trains."""
+    """The class that a folder names: the last part of its path, as words. The data's root directory names none, nor
+    does a folder of folders named after a split; but a folder of pictures called `train` shows trains."""
     above, _, last = folder.name.rstrip("/").rpartition("/")
     if not above and folder.has_folders and side_of(last):
         return ""

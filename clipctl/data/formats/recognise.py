@@ -1,4 +1,4 @@
-"""From a path to a layout: what lies there, by the files themselves. No torch."""
+"""Recognises the layout of the data at a path by looking at the files. No torch."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -32,8 +32,8 @@ FOLDER_FORMATS = ("imagefolder", "sidecar", "classes", "webdataset")
 FORMATS = get_args(DataFormat)
 
 LOOKED_FOR = (
-    "*.tar shards, metadata.jsonl or metadata.csv, a table or JSON file of captions, text files beside pictures, and "
-    "folders of pictures"
+    "*.tar shards, metadata.jsonl or metadata.csv, a table or JSON file of captions, text files next to pictures, and "
+    "class folders"
 )
 
 _BY_SUFFIX = {
@@ -42,7 +42,7 @@ _BY_SUFFIX = {
     ".json": "json",
     ".tar": "webdataset",
 }
-# Files that tell about pictures in the same directory without being captions.
+# Files that often come with pictures but hold no captions.
 _OTHER_NAMES = (
     *("readme", "license", "licence", "requirements", "sizes", "dataset_info", "stats", "classes", "labels", "words"),
     *("wnids", "instances_", "person_keypoints_"),
@@ -50,18 +50,18 @@ _OTHER_NAMES = (
 
 
 def recognise(text: str, hints: Hints) -> Layout:
-    """How the data at a path, or a pattern of shards, are laid out. Raises DataError saying what was looked for."""
+    """The layout of the data at a path or a pattern of shards. Raises a DataError that says what was looked for."""
     check_place(text)
     path = Path(text)
     if not path.exists():
         return shard_layout([Path(name) for pattern in expand(text) for name in sorted(glob(pattern)) or [pattern]])
     if hints.image_root is not None and not Path(hints.image_root).is_dir():
-        raise DataError(f"--image-root {hints.image_root} is no directory")
+        raise DataError(f"--image-root {hints.image_root} is not a directory")
     return _folder(path, hints) if path.is_dir() else _file(path, hints)
 
 
 def check_place(text: str) -> None:
-    """Raise where nothing can be there."""
+    """Raise DataError if there is nothing at the path."""
     path = Path(text)
     try:
         if path.exists() or is_pattern(text) or glob(text):
@@ -75,19 +75,19 @@ def _neighbours(path: Path) -> str:
     try:
         names = sorted(name for name in os.listdir(path.parent) if not name.startswith("."))
     except OSError:
-        return "clipctl train without a path uses built-in pictures"
+        return "without a path, clipctl train uses built-in pictures"
     if close := get_close_matches(path.name, [*names, "synthetic"], n=1):
         return f"did you mean {close[0]}?"
-    return f"{path.parent} holds {', '.join(names[:8]) or 'nothing'}{', …' if len(names) > 8 else ''}"
+    return f"{path.parent} contains {', '.join(names[:8]) or 'nothing'}{', …' if len(names) > 8 else ''}"
 
 
 def _file(path: Path, hints: Hints) -> Layout:
-    """A file's name may say that all of it is one side, such as train.csv or captions_val2017.json."""
+    """A file's name may say that all of it belongs to one split, such as train.csv or captions_val2017.json."""
     if not path.is_file():
         raise DataError(f"{path} is neither a file nor a directory")
     format = hints.format or _BY_SUFFIX.get(path.suffix.lower()) or _by_content(path)
     if format not in FILE_READERS:
-        raise DataError(f"--format {format} is for a directory, and {path} is a file")
+        raise DataError(f"--format {format} needs a directory, but {path} is a file")
     return FILE_READERS[format](path, hints, file_side(path))
 
 
@@ -109,7 +109,7 @@ def _by_content(path: Path) -> str:
 
 
 def _folder(root: Path, hints: Hints) -> Layout:
-    """A metadata file, else a file of captions, else shards, else pictures with texts, else classes."""
+    """Tries, in this order: a metadata file, a file of captions, shards, pictures with text files, class folders."""
     if hints.format is not None and hints.format not in FOLDER_FORMATS:
         return _file(_caption_file(root), hints)
     problem = None
@@ -119,7 +119,7 @@ def _folder(root: Path, hints: Hints) -> Layout:
         try:
             if annotated := _annotated(root, hints):
                 return annotated
-        except DataError as error:  # it may be a list of something else
+        except DataError as error:  # the file may hold something other than captions
             problem = error
     if hints.format in (None, "webdataset") and (shards := sorted(root.glob("*.tar")) or sorted(root.glob("*/*.tar"))):
         layout = shard_layout(shards)
@@ -129,13 +129,13 @@ def _folder(root: Path, hints: Hints) -> Layout:
         return sidecar_layout(root, found)
     if hints.format == "classes" and found.classes:
         return class_layout(root, found, hints)
-    if hints.format is None and problem is None and len(found.classes) > 1:  # a single one may just be called images
+    if hints.format is None and problem is None and len(found.classes) > 1:  # a single folder may just be called images
         return class_layout(root, found, hints)
     raise problem or _nothing_found(root, found, hints)
 
 
 def _annotated(root: Path, hints: Hints) -> Layout | None:
-    """A directory whose captions stand in a file of their own, or in one for each side, as COCO has them."""
+    """A directory whose captions are in a separate file, or in one file per split, as in COCO."""
     files = _caption_files(root)
     if not files:
         return None
@@ -152,7 +152,7 @@ def _annotated(root: Path, hints: Hints) -> Layout | None:
 
 
 def _single(files: Sequence[Path], root: Path, hints: Hints) -> Layout:
-    """Of several files the one that reads as captions; two that do are for the user to choose from."""
+    """The one file that reads as captions. If several do, the user has to choose."""
     readable = []
     for path in files:
         try:
@@ -163,12 +163,12 @@ def _single(files: Sequence[Path], root: Path, hints: Hints) -> Layout:
         path, layout = readable[0]
         return replace(layout, words=f"{path.name}: {layout.words}", files=[root, *layout.files])
     names = ", ".join(path.name for path in [path for path, _ in readable] or files)
-    which = "several files could hold the captions" if readable else "no file holds captions that can be read"
-    raise DataError(f"{root}: {which}: {names}", "pass the one that is meant instead of the directory")
+    which = "several files could hold the captions" if readable else "none of these files holds readable captions"
+    raise DataError(f"{root}: {which}: {names}", "pass the right file instead of the directory")
 
 
 def _caption_files(root: Path) -> list[Path]:
-    """Tables and JSON files in a directory or its `annotations`, unless they stand beside pictures of the same name."""
+    """Tables and JSON files in a directory or its `annotations`, unless each belongs to a picture of the same name."""
     found = []
     for place in (root, root / "annotations"):
         if not place.is_dir():
@@ -196,8 +196,8 @@ def _nothing_found(root: Path, found: Survey, hints: Hints) -> DataError:
     looked_for = f"what --format {hints.format} needs" if hints.format else LOOKED_FOR
     if not found.pictures:
         what = f"{found.files:,} files ({', '.join(sorted(found.suffixes)[:8])})" if found.files else "nothing"
-        return DataError(f"{root} holds no pictures: found {what}; looked for {looked_for}")
-    way_out = "put a text file beside each picture (1.jpg, 1.txt), or write a table with columns image and caption"
+        return DataError(f"{root} contains no pictures: found {what}; looked for {looked_for}")
+    way_out = "put a text file next to each picture (1.jpg, 1.txt), or write a table with columns image and caption"
     if ".xlsx" in found.suffixes:
         way_out = "if the captions are in the .xlsx file, save it as CSV"
-    return DataError(f"{root} holds {found.pictures:,} pictures and no captions; looked for {looked_for}", way_out)
+    return DataError(f"{root} has {found.pictures:,} pictures and no captions; looked for {looked_for}", way_out)

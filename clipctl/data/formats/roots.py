@@ -1,4 +1,4 @@
-"""Where relative picture paths start from. No torch."""
+"""Finds the directories that relative picture paths start from. No torch."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -7,14 +7,14 @@ from pathlib import Path
 from clipctl.data.formats.rows import side_of
 from clipctl.errors import DataError
 
-PROBES = 64  # pictures that are looked for before all are
+PROBES = 64  # pictures looked up to find the roots
 FOLDER_LIMIT = 50
 KEPT_ROOTS = 8
 
 
 def candidate_roots(place: Path, image_root: str | None) -> list[Path]:
-    """Directories that the paths in a file in `place` may start from, the likeliest first: the one asked for; the
-    file's own, the folders in it, the one above, the folders in that; the working directory."""
+    """Directories that the paths in a file in `place` may start from, the most likely first: the one asked for; the
+    file's own directory, its subfolders, its parent, the parent's subfolders; the working directory."""
     if image_root is not None:
         return [Path(image_root)]
     above = place.parent
@@ -22,7 +22,7 @@ def candidate_roots(place: Path, image_root: str | None) -> list[Path]:
 
 
 def _folders(place: Path) -> list[Path]:
-    """Folders in `place`, and folders in those, one deep: archives unpack to flickr30k_images/flickr30k_images."""
+    """Folders in `place` and one level below: archives unpack to flickr30k_images/flickr30k_images."""
     found: list[Path] = []
     for folder in _subfolders(place):
         found.append(folder)
@@ -42,9 +42,9 @@ def _subfolders(place: Path) -> Iterator[Path]:
 
 
 def find_roots(names: Sequence[str], candidates: Sequence[Path]) -> list[Path]:
-    """Where the pictures lie: the nearest candidate under which a fair share of a sample is found, then the folders
-    beside it that hold other pictures of the data (train2017 and val2017). A farther one that holds more is another
-    dataset with the same names. Raises DataError where none is found."""
+    """Where the pictures are: the nearest candidate that holds a fair share of a sample, then the folders next to it
+    that hold more pictures of the data (train2017 and val2017). A more distant candidate that holds more is another
+    dataset with the same names. Raises DataError if none is found."""
     probes = _sample(names)
     hits = {root: {name for name in probes if _is_there(root, name)} for root in candidates}
     most = max(map(len, hits.values()))
@@ -58,19 +58,19 @@ def find_roots(names: Sequence[str], candidates: Sequence[Path]) -> list[Path]:
         return [best, *needed][:KEPT_ROOTS]
     if all(name.startswith(("http://", "https://")) for name in probes):
         raise DataError(
-            f"pictures are given as web addresses, such as {probes[0]}",
-            "clipctl reads files: download them first, for example with img2dataset, and pass its directory of shards",
+            f"the pictures are web addresses, such as {probes[0]}",
+            "clipctl reads local files: download them first, e.g. with img2dataset, and pass its directory of shards",
         )
     tried = ", ".join(str(root) for root in candidates[:6])
     more = f" and {len(candidates) - 6} more" if len(candidates) > 6 else ""
     raise DataError(
-        f"none of {len(probes)} pictures that were looked for exists, such as {probes[0]}; looked in {tried}{more}",
-        "--image-root DIR says where they lie; --image-column NAME if another column names them",
+        f"none of {len(probes)} pictures exists, such as {probes[0]}; looked in {tried}{more}",
+        "pass --image-root DIR if they are elsewhere, or --image-column NAME if another column names them",
     )
 
 
 def _holds_more(root: Path, absent: Sequence[str], present: set[str]) -> bool:
-    """Whether it has what the best root lacks, and is no other version of the same pictures."""
+    """Whether it has pictures that the best root lacks, and is not just another version of the same pictures."""
     return any(_is_there(root, name) for name in absent) and not any(_is_there(root, name) for name in present)
 
 

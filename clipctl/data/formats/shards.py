@@ -1,4 +1,4 @@
-"""WebDataset shards: tar files read in place. A member index says where each picture lies; nothing is extracted.
+"""WebDataset shards: tar files read in place. The index records where each picture is; nothing is extracted.
 No torch."""
 
 import json
@@ -32,7 +32,7 @@ def expand(pattern: str) -> list[str]:
     if match.re is _RANGE:
         first, last = int(match[1]), int(match[2])
         if abs(last - first) >= SHARD_LIMIT:
-            raise DataError(f"{pattern} stands for more than {SHARD_LIMIT:,} shards")
+            raise DataError(f"{pattern} expands to more than {SHARD_LIMIT:,} shards")
         width = len(match[1]) if match[1].startswith("0") or len(match[1]) == len(match[2]) else 0
         numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
         parts = [f"{number:0{width}d}" for number in numbers]
@@ -46,7 +46,7 @@ def shard_layout(shards: Sequence[Path]) -> Layout:
     if absent:
         raise DataError(
             f"{len(absent)} of {len(shards)} shards do not exist, such as {absent[0]}",
-            "a pattern such as {00000..00099}.tar names every number in it",
+            "a pattern such as {00000..00099}.tar requires every number in the range",
         )
     words = f"{len(shards):,} WebDataset shard{'s' * (len(shards) > 1)}, read in place"
     return Layout("webdataset", words, lambda: _rows(shards), shards, shards=shards)
@@ -59,13 +59,13 @@ def _rows(shards: Sequence[Path]) -> Iterator[Row]:
 
 
 def _shard_rows(path: Path, number: int, side: int) -> Iterator[Row]:
-    """Members that share a name up to its first dot make a sample; they stand next to each other."""
+    """Members that share a name up to its first dot form a sample; they are adjacent in the file."""
     key: str | None = None
     sample = _Sample()
     try:
         with tarfile.open(path, "r:") as tar:
             while member := tar.next():
-                tar.members = []  # type: ignore[attr-defined]  # it would keep every member of the file
+                tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every member
                 own_key, kind = split_name(member.name)
                 if member.isdir() or member.name.rpartition("/")[2].startswith("."):  # macOS adds ._ members
                     continue
@@ -84,7 +84,7 @@ def _shard_rows(path: Path, number: int, side: int) -> Iterator[Row]:
 
 
 def _ends_well(path: Path, end: int) -> bool:
-    """Whether the file ends with its last member, or goes on with zeros. tarfile takes half a header for the end."""
+    """Whether the file ends after its last member or with zeros. tarfile mistakes half a header for the end."""
     with path.open("rb") as file:
         file.seek(end)
         rest = file.read(tarfile.BLOCKSIZE)
@@ -97,12 +97,12 @@ def _no_shard(path: Path, key: str | None, problem: str) -> DataError:
     if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
         return DataError(f"{path} is compressed and cannot be read in place", "unpack it first: gunzip FILE")
     if key is None:
-        return DataError(f"{path} is no tar file: {problem}")
-    return DataError(f"{path} is cut off or damaged after {key}: {problem}", "fetch it again, or leave it out")
+        return DataError(f"{path} is not a tar file: {problem}")
+    return DataError(f"{path} is cut off or damaged after {key}: {problem}", "download it again, or leave it out")
 
 
 def split_name(name: str) -> tuple[str, str]:
-    """The key of a sample and the kind of a member: the file name is cut at its first dot."""
+    """A sample's key and a member's kind: the file name, split at its first dot."""
     folder, slash, base = name.rpartition("/")
     stem, _, kind = base.partition(".")
     return f"{folder}{slash}{stem}", kind.lower()
@@ -115,7 +115,7 @@ class _Sample:
         self._json: str | None = None
 
     def take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> None:
-        is_plain = member.isreg() and not member.issparse()  # links and holes have no bytes of their own
+        is_plain = member.isreg() and not member.issparse()  # links and sparse members have no contiguous bytes
         if kind in IMAGE_KINDS and self._picture is None and is_plain:
             self._picture = (member.name, member.offset_data, member.size)
         elif is_plain and kind in ("txt", "json"):
@@ -127,7 +127,7 @@ class _Sample:
                 self._json = content
 
     def rows(self, shard: int, side: int) -> Iterator[Row]:
-        """One row, if there is anything; without a picture it is counted and left out."""
+        """One row, unless the sample is empty; a row without a picture is later counted as skipped."""
         if self._picture is not None or self._text is not None or self._json is not None:
             name, offset, size_bytes = self._picture or ("", 0, 0)
             yield Row(name, self._captions(), side, shard, offset, size_bytes)

@@ -1,4 +1,4 @@
-"""Tables of pictures and captions: separated by commas, tabs or pipes, with a header or without, and Flickr's token
+"""Tables of pictures and captions: separated by commas, tabs or pipes, with or without a header; and Flickr's token
 files. No torch."""
 
 import ast
@@ -30,7 +30,7 @@ FORMAT_SEPARATORS = {"tsv": "\t", "pipe": "|"}
 SAMPLE_ROWS = 200
 LIST_LIMIT_CHARACTERS = 20_000
 CELL_LIMIT_CHARACTERS = 16_000_000
-SENTENCE_WORDS = 3  # on the average, of a column that holds captions
+SENTENCE_WORDS = 3  # average words per cell, at least, in a column of captions
 
 _NUMBERED_CAPTION = re.compile(r"(caption|comment|sentence|text)[ _-]?\d+$")
 _TOKEN_LINE = re.compile(r"^([^\t]+\.\w{3,4})#\d+\t(.*)$")
@@ -40,22 +40,22 @@ _NUMBER_THEN_TEXT = re.compile(r"^\s*\d+\s+(\S.*)$")
 
 @dataclass(frozen=True)
 class Columns:
-    """Which cell is what."""
+    """What each column holds."""
 
     separator: str
     is_quoted: bool
-    names: Sequence[str]  # as the header gives them; numbers from 1 where there is none
-    skipped_lines: int  # before the first row
+    names: Sequence[str]  # from the header; numbers from 1 if there is none
+    skipped_lines: int  # lines before the first row
     picture: int
     captions: Sequence[int]
     side: int | None
-    unknown_sides: Sequence[str] = ()  # words in that column that name no side
+    unknown_sides: Sequence[str] = ()  # values in that column that name no split
 
     @property
     def words(self) -> str:
         texts = ", ".join(self.names[column] for column in self.captions)
         side = f", split from column {self.names[self.side]}" if self.side is not None else ""
-        side += f" ({', '.join(self.unknown_sides)} there count as train)" if self.unknown_sides else ""
+        side += f" ({', '.join(self.unknown_sides)} counted as train)" if self.unknown_sides else ""
         header = "" if self.skipped_lines else " without a header"
         return (
             f"separated by {SEPARATORS.get(self.separator, repr(self.separator))}{header}, pictures from column "
@@ -64,7 +64,7 @@ class Columns:
 
 
 def table_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
-    """Of a table or token file. `side` is that of all its rows, where the file's place says so."""
+    """The layout of a table or token file. `side` applies to all its rows, if the file's location implies one."""
     lines = sample_lines(path)
     roots = candidate_roots(path.parent, hints.image_root)
     if hints.format == "flickr" or (hints.format is None and is_token_file(lines)):
@@ -93,11 +93,11 @@ def _token_rows(path: Path, side: int) -> Iterator[Row]:
 
 
 def find_columns(path: Path, lines: Sequence[str], hints: Hints) -> Columns:
-    """By the names in the header, where they are known ones; otherwise by what the cells hold."""
+    """By the names in the header if they are known, otherwise by what the cells hold."""
     announced = _ANNOUNCED_SEPARATOR.match(lines[0]) if lines else None  # what Excel writes before the header
     filled = [line for line in lines[1 if announced else 0 :] if line.strip()]
     if not filled:
-        raise DataError(f"{path} is empty", "a table needs a line for each picture with its path and its caption")
+        raise DataError(f"{path} is empty", "a table needs one line per picture, with its path and its caption")
     separator = announced[1] if announced and not hints.separator else _separator(path, filled, hints)
     is_quoted = _is_quoted(filled, separator)
     sample = list(islice(_cells(filled, separator, is_quoted, path), SAMPLE_ROWS + 1))
@@ -106,9 +106,9 @@ def find_columns(path: Path, lines: Sequence[str], hints: Hints) -> Columns:
     names = first if has_header else [str(number) for number in range(1, len(first) + 1)]
     if len(names) < 2:
         raise DataError(
-            f"{path} has a single column ({names[0][:60]!r}); looked for a picture and a caption separated by "
+            f"{path} has a single column ({names[0][:60]!r}); expected a picture and a caption separated by "
             f"{repr(separator) if hints.separator else ', '.join(SEPARATORS.values())}",
-            "--separator says what separates them",
+            "set the separator with --separator CHARACTER",
         )
     body = [row for row in (sample[1:] if has_header else sample) if len(row) == len(names)]
     picture = _column("picture", hints.image_column, names, PICTURE_NAMES, "--image-column", path)
@@ -122,20 +122,20 @@ def find_columns(path: Path, lines: Sequence[str], hints: Hints) -> Columns:
     side = _known(names, SIDE_NAMES)
     words = {row[side].strip() for row in body} - {""} if side is not None else set()
     unknown = sorted(word for word in words if not side_of(word))
-    if len(unknown) == len(words):  # a column of that name which is about something else
+    if len(unknown) == len(words):  # the column has that name but means something else
         side, unknown = None, []
     skipped = int(has_header) + int(announced is not None)
     return Columns(separator, is_quoted, names, skipped, picture, captions, side, unknown[:5])
 
 
 def _separator(path: Path, lines: Sequence[str], hints: Hints) -> str:
-    """The one asked for, or the one that cuts the first lines into the most columns of equal number."""
+    """The one asked for, or the one that best splits the first lines into the same number of columns."""
     if hints.format in FORMAT_SEPARATORS:
         return FORMAT_SEPARATORS[hints.format]
     if hints.separator is not None:
         separator = SEPARATOR_WORDS.get(hints.separator, hints.separator)
         if len(separator) != 1:
-            raise DataError(f"--separator {hints.separator!r} is not a single character", "such as ',' '|' or tab")
+            raise DataError(f"--separator {hints.separator!r} is not a single character", "use ',', '|' or tab")
         return separator
 
     def agreement(separator: str) -> tuple[float, bool]:
@@ -149,8 +149,8 @@ def _separator(path: Path, lines: Sequence[str], hints: Hints) -> str:
 
 
 def _is_quoted(lines: Sequence[str], separator: str) -> bool:
-    """Commas and semicolons need quotation marks, pipes never have them. Tabs have them where whole cells are quoted;
-    otherwise one that only begins a caption would swallow the rows after it."""
+    """Commas and semicolons need quoting, pipes never use it. With tabs, quotation marks count only if whole cells are
+    quoted: otherwise one at the start of a caption would swallow the rows after it."""
     if separator != "\t":
         return separator != "|"
     cells = [cell for line in lines for cell in line.split(separator)]
@@ -167,7 +167,7 @@ def _cells(lines: Iterable[str], separator: str, is_quoted: bool, path: Path) ->
                 yield row
     except csv.Error as error:
         raise DataError(
-            f"{path}, line {reader.line_num}: {error}", "a quotation mark that is never closed looks like this"
+            f"{path}, line {reader.line_num}: {error}", "look for a quotation mark that is never closed"
         ) from None
 
 
@@ -184,8 +184,8 @@ def _table_rows(path: Path, columns: Columns, side: int) -> Iterator[Row]:
 
 
 def _mended(row: list[str], columns: Columns) -> list[str]:
-    """A row of another length, made to fit. Too long: the separator stands in the caption as well. Too short:
-    Flickr30k's results.csv has one that lacks the separator between a comment's number and the comment:
+    """A row with the wrong number of cells, repaired. Too long: the caption itself contains the separator. Too short:
+    Flickr30k's results.csv has one row without a separator between the comment's number and the comment:
     `2199200615.jpg| 4   A dog runs across the grass .`"""
     width, (caption, *others) = len(columns.names), columns.captions
     surplus = len(row) - width
@@ -197,7 +197,7 @@ def _mended(row: list[str], columns: Columns) -> list[str]:
 
 
 def _captions_in(cell: str) -> Sequence[str]:
-    """One caption, or those of a list in JSON or Python, as exports of data with several captions a picture have."""
+    """One caption, or several from a JSON or Python list, as written by exports with several captions per picture."""
     if cell.startswith("[") and cell.endswith("]") and len(cell) < LIST_LIMIT_CHARACTERS:
         for parse in (json.loads, ast.literal_eval):
             try:
@@ -224,7 +224,9 @@ def _column(
         return _known(names, known)
     lowered = [name.lower() for name in names]
     if asked.strip().lower() not in lowered:
-        raise DataError(f"{path} has no column {asked!r} for the {noun}; it has {_listed(names)}", f"{flag} NAME")
+        raise DataError(
+            f"{path} has no column {asked!r} for the {noun}; it has {_listed(names)}", f"name one with {flag}"
+        )
     return lowered.index(asked.strip().lower())
 
 
@@ -239,14 +241,14 @@ def _caption_columns(asked: str | None, names: Sequence[str], path: Path) -> lis
 
 
 def _picture_by_content(rows: Sequence[Sequence[str]], names: Sequence[str]) -> int | None:
-    """The column whose cells are mostly names of pictures."""
+    """The column whose cells are mostly picture file names."""
     shares = [sum(is_picture(row[column].strip()) for row in rows) for column in range(len(names))]
     best = max(range(len(names)), key=shares.__getitem__)
     return best if rows and shares[best] > len(rows) / 2 else None
 
 
 def _caption_by_content(rows: Sequence[Sequence[str]], picture: int) -> list[int]:
-    """The column with the most words, besides the picture, if they make sentences."""
+    """The column with the most words, other than the picture's, if they look like sentences."""
     if not rows:
         return []
     columns = [column for column in range(len(rows[0])) if column != picture]
@@ -258,7 +260,7 @@ def _caption_by_content(rows: Sequence[Sequence[str]], picture: int) -> list[int
 def _no_column(noun: str, known: Sequence[str], names: Sequence[str], flag: str, path: Path) -> DataError:
     return DataError(
         f"{path} has no {noun} column: looked for {', '.join(known[:12])}; found {_listed(names)}",
-        f"{flag} NAME says which it is",
+        f"name it with {flag} NAME",
     )
 
 

@@ -1,4 +1,4 @@
-"""Building an index: rows as they come, grouped by picture at the end, pictures looked for. No torch."""
+"""Builds an index: reads the rows, groups them by picture, and looks for the pictures. No torch."""
 
 import json
 import os
@@ -21,10 +21,10 @@ from clipctl.data.source import Keys, key_of, mix
 from clipctl.errors import DataError
 from clipctl.progress import Tell
 
-HASHED_PICTURES = 20_000  # up to so many are compared by their bytes, more by name and size
-HASHED_BYTES = 2**20  # up to so many all of a picture, of larger ones three parts that make as many
-TOLD_ROWS = 100_000  # after so many, a word
-_ALPHABET_CAPTIONS = 4096  # whose characters are collected at a time
+HASHED_PICTURES = 20_000  # up to this many are compared by content; more, by name and size
+HASHED_BYTES = 2**20  # hashed per picture: all of it up to this size, three parts of a larger one
+TOLD_ROWS = 100_000  # rows between progress messages
+_ALPHABET_CAPTIONS = 4096  # captions whose characters are collected at a time
 
 Columns = dict[str, NDArray[Any]]
 
@@ -34,7 +34,7 @@ def build(source: str, hints: Hints, directory: Path, tell: Tell) -> IndexFacts:
     rows = _RowWriter(directory)
     try:
         layout = recognise(source, hints)
-        stamps = stamps_of(str(path) for path in layout.files)  # before reading: what changes meanwhile is noticed
+        stamps = stamps_of(str(path) for path in layout.files)  # before reading, so later changes are noticed
         with rows:
             for number, row in enumerate(layout.rows()):
                 rows.add(row)
@@ -45,14 +45,14 @@ def build(source: str, hints: Hints, directory: Path, tell: Tell) -> IndexFacts:
     if not rows.captions:
         raise DataError(
             f"{source} ({layout.format}: {layout.words}) has no captions: {_reasons(rows.skipped)}",
-            "--caption-column NAME says where they are",
+            "name the column with --caption-column NAME",
         )
     columns = rows.columns()
     names = _Names((directory / "names.bin").read_bytes(), columns["name_start"], columns["name_end"])
     tell(f"looking for the {len(names):,} pictures of {source}")
     roots = [str(path) for path in layout.shards] or _find_pictures(columns, names, layout)
     missing = int((columns["size"] < 0).sum())
-    if missing:  # where they might appear
+    if missing:  # watch the directories where they might appear
         stamps += stamps_of({path: None for root in roots for path in (root, os.path.dirname(root))})
     hashed = len(names) <= HASHED_PICTURES
     if hashed:
@@ -114,7 +114,7 @@ class _RowWriter:
         self._names: BinaryIO
         self._text_bytes = self._name_bytes = 0
         self._caption_ends, self._caption_keys, self._lengths = array("q", [0]), array("Q"), array("H")
-        # A run: captions that come one after the other for one picture.
+        # A run: consecutive captions of the same picture.
         self._runs, self._digests = array("q"), bytearray()
         self._name_starts, self._name_ends, self._name_keys = array("q"), array("q"), array("Q")
         self._shards, self._offsets, self._sizes, self._sides = array("i"), array("q"), array("q"), array("B")
@@ -151,14 +151,14 @@ class _RowWriter:
         self.skipped[reason] = self.skipped.get(reason, 0) + 1
 
     def _start_run(self, row: Row) -> bool:
-        """False where the name cannot be one."""
+        """False if the name is not a valid file name."""
         try:
             name = row.picture.encode("utf-8", errors="surrogateescape")
         except UnicodeEncodeError:
             self._skip("a name that no file can have")
             return False
         self._last = (row.picture, row.shard, row.offset, row.side)
-        # A name that stands on two sides is two pictures (train/1.jpg, val/1.jpg), and so are two members of a shard.
+        # The same name in two splits is two pictures (train/1.jpg, val/1.jpg), and so are two members of a shard.
         identity = b"%d/%d/%d/%b" % (row.shard, row.offset, row.side, name)
         self._digests += blake2b(identity, digest_size=16).digest()
         self._name_keys.append(key_of(b"%d/%b" % (row.shard, name)))
@@ -190,7 +190,7 @@ class _RowWriter:
         self._recent.clear()
 
     def columns(self) -> Columns:
-        """The columns of an index, pictures in the order in which they first came."""
+        """The columns of an index, pictures in order of first appearance."""
         digests = np.frombuffer(bytes(self._digests), dtype=np.uint64).reshape(-1, 2)
         picture_of_run, first_run = group(digests)
         run_lengths = np.diff(np.append(np.frombuffer(self._runs, dtype=np.int64), self.captions))
@@ -215,8 +215,8 @@ class _RowWriter:
 
 
 def group(digests: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Rows with equal digests (R, 2) are one thing. The number of each row's thing, and the first row of each thing;
-    things are numbered as they first come."""
+    """Groups rows with equal digests (R, 2). Returns each row's group and each group's first row; groups are numbered
+    in order of first appearance."""
     order = np.lexsort((digests[:, 1], digests[:, 0]))  # stable: equal rows stay in their order
     ordered = digests[order]
     starts = np.ones(len(order), dtype=bool)
@@ -234,7 +234,7 @@ def group(digests: Keys) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 
 class _Names(Sequence[str]):
-    """Of pictures, without a Python object for each."""
+    """Names of pictures, without a Python object for each."""
 
     def __init__(self, content: bytes, starts: NDArray[np.int64], ends: NDArray[np.int64]) -> None:
         self._content, self._starts, self._ends = content, starts, ends
@@ -250,8 +250,8 @@ class _Names(Sequence[str]):
 
 
 def _find_pictures(columns: Columns, names: _Names, layout: Layout) -> list[str]:
-    """Fill in where each picture lies, how large it is and when it was written; the roots that were needed. A picture
-    of one side is looked for first in a folder named after it."""
+    """Fill in each picture's location, size and modification time; returns the roots that were needed. A picture that
+    belongs to a split is looked for first in a folder named after that split."""
     roots = [str(root) for root in find_roots(names, layout.roots)]
     numbers = range(len(roots))
     order = {side: sorted(numbers, key=lambda one: side_of(os.path.basename(roots[one])) != side) for side in range(4)}
@@ -269,7 +269,7 @@ def _find_pictures(columns: Columns, names: _Names, layout: Layout) -> list[str]
 
 
 def _content_key(columns: Columns, names: _Names, roots: Sequence[str], picture: int) -> int:
-    """Equal for equal bytes; of what cannot be read, by its name."""
+    """Equal for equal content; an unreadable file is keyed by its name."""
     root, size_bytes = roots[columns["root"][picture]], int(columns["size"][picture])
     in_shard = os.path.isfile(root)
     path = root if in_shard else os.path.join(root, names[picture])

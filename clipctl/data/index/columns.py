@@ -1,4 +1,4 @@
-"""Pictures and captions as memory-mapped columns: built once, opened in no time, no Python object a row. No torch."""
+"""Pictures and captions as memory-mapped columns: built once, opened instantly, no Python object per row. No torch."""
 
 import errno
 import json
@@ -20,28 +20,28 @@ from clipctl.errors import DataError
 SCHEMA = "clipctl.index/1"
 META = "meta.json"
 META_LIMIT_BYTES = 200_000_000  # a million shards have long names
-CHECKED_PICTURES = 10_000  # up to so many are looked at again at every opening
-CHECKED_RUNS, RUN_PICTURES = 16, 64  # of more, so many runs of so many neighbours
+CHECKED_PICTURES = 10_000  # up to this many, all are checked for changes whenever the index is opened
+CHECKED_RUNS, RUN_PICTURES = 16, 64  # of more, this many runs of this many neighbours
 
 
 @dataclass
 class IndexFacts:
-    """What an index says about itself, besides its columns."""
+    """What an index stores besides its columns."""
 
     source: str
     format: str
     words: str
     roots: list[str]  # directories that names start from, or shards
     sharded: bool
-    stamps: list[list[Any]]  # of the files it was made from
-    listing: str  # the digest of a directory's files, where they are the data
+    stamps: list[list[Any]]  # of the files it was built from
+    listing: str  # digest of a directory's files, if they are the data
     alphabet: str  # characters of all captions, in lower case
     skipped: dict[str, int]  # rows left out, by reason
-    missing: int  # pictures that are not there
-    side_counts: list[int]  # pictures by side
-    hashed: bool  # pictures were compared by their bytes
-    fingerprint: str = ""  # of what training sees, and nothing of where it lies
-    state: str = ""  # changes whenever a picture's file was written
+    missing: int  # missing pictures
+    side_counts: list[int]  # pictures in each split
+    hashed: bool  # pictures were compared by content
+    fingerprint: str = ""  # of what training sees, regardless of where it is stored
+    state: str = ""  # changes whenever a picture file is written
     schema: str = SCHEMA
 
 
@@ -50,26 +50,26 @@ class Index:
 
     def __init__(self, path: Path, facts: IndexFacts) -> None:
         self.path, self.facts = path, facts
-        # Of pictures: (P,). A name is a slice of `names.bin`.
-        self._roots = self._column("root")  # int32, the number in facts.roots
-        self._offsets = self._column("offset")  # int64, in a shard; 0 in a file
-        self.sizes = self._column("size")  # int64, bytes; -1 for a picture that is missing
+        # Per picture: (P,). A name is a slice of `names.bin`.
+        self._roots = self._column("root")  # int32, index into facts.roots
+        self._offsets = self._column("offset")  # int64, in a shard; 0 for a file
+        self.sizes = self._column("size")  # int64, bytes; -1 for a missing picture
         self._mtimes_ns = self._column("mtime")  # int64
         self.sides = self._column("side")  # uint8
         self.picture_keys: Keys = self._column("picture_key")  # equal for equal pictures
         self._name_starts, self._name_ends = self._column("name_start"), self._column("name_end")  # int64
         self._names = np.memmap(path / "names.bin", dtype=np.uint8, mode="r").data
-        # Of captions in the order of pictures: those of picture p are rows[first[p] : first[p + 1]].
+        # Captions in the order of pictures: those of picture p are rows[first[p] : first[p + 1]].
         self.first_captions = self._column("first")  # int64, (P + 1,)
         self.caption_rows = self._column("caption_row")  # int64, (C,)
-        # Of captions in the order in which they were read. A text is a slice of `captions.bin`.
+        # Captions in the order in which they were read. A text is a slice of `captions.bin`.
         self.row_keys: Keys = self._column("caption_key")  # (C,), equal for equal texts
         self.row_lengths = self._column("caption_length")  # uint16, (C,), characters
         self._caption_ends = self._column("caption_end")  # int64, (C + 1,)
         self._texts = np.memmap(path / "captions.bin", dtype=np.uint8, mode="r").data
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Workers map the files themselves."""
+        """Workers map the files themselves instead of receiving a copy."""
         return _reopened, (self.path,)
 
     def __len__(self) -> int:
@@ -91,7 +91,7 @@ class Index:
         return _decoded(self._names[self._name_starts[picture] : self._name_ends[picture]])
 
     def root(self, picture: int) -> str:
-        """The directory or shard it lies in."""
+        """The directory or shard that holds it."""
         return self.facts.roots[int(self._roots[picture])]
 
     def label(self, picture: int) -> str:
@@ -100,7 +100,7 @@ class Index:
         return f"{root}/{name}" if self.facts.sharded else os.path.join(root, name)
 
     def read(self, picture: int, limit_bytes: int) -> bytes:
-        """The first bytes of a picture as it lies on disk. Raises OSError."""
+        """The first bytes of a picture, as stored on disk. Raises OSError."""
         if not self.facts.sharded:
             return read_part(self.label(picture), 0, limit_bytes)
         return read_part(self.root(picture), int(self._offsets[picture]), min(limit_bytes, int(self.sizes[picture])))
@@ -113,7 +113,7 @@ class Index:
         return _decoded(self._texts[self._caption_ends[row] : self._caption_ends[row + 1]])
 
     def is_current(self) -> bool:
-        """Whether what it was made from is still there, unchanged."""
+        """Whether everything it was built from is still there, unchanged."""
         facts = self.facts
         if facts.stamps != stamps_of(stamp[0] for stamp in facts.stamps):
             return False
@@ -124,7 +124,7 @@ class Index:
         if len(self) <= CHECKED_PICTURES:
             return self._is_unchanged(range(len(self)))
         starts = range(0, len(self) - RUN_PICTURES, len(self) // CHECKED_RUNS)
-        # Mapped anew for each run: what the system reads around it does not stay in memory.
+        # Mapped afresh for each run, so that the pages the system reads ahead do not stay in memory.
         return all(Index(self.path, facts)._is_unchanged(range(start, start + RUN_PICTURES)) for start in starts)
 
     def _is_unchanged(self, pictures: range) -> bool:
@@ -139,7 +139,7 @@ def _decoded(content: memoryview) -> str:
 
 
 def read_part(path: str, offset: int, limit_bytes: int) -> bytes:
-    """Of a plain file: a pipe would never answer. Raises OSError."""
+    """Part of a regular file; a pipe would block forever. Raises OSError."""
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
     with open(descriptor, "rb", buffering=0) as file:
         mode = os.fstat(descriptor).st_mode
@@ -150,7 +150,7 @@ def read_part(path: str, offset: int, limit_bytes: int) -> bytes:
 
 
 def file_facts(path: str) -> tuple[int, int]:
-    """Bytes and time of change; -1 where there is nothing. What is no file counts as empty: it is there, and bad."""
+    """Size and modification time; -1 if there is nothing. Anything but a file counts as empty: present, but bad."""
     try:
         facts = os.stat(path)
     except (OSError, ValueError):
@@ -159,8 +159,7 @@ def file_facts(path: str) -> tuple[int, int]:
 
 
 def stamps_of(paths: Iterable[str]) -> list[list[Any]]:
-    """What changes when a file is written, or a directory gets another one: like git, a look at its facts instead of
-    its bytes."""
+    """Changes when a file is written or a directory gains an entry. Like git, looks at metadata instead of content."""
     stamps: list[list[Any]] = []
     for path in paths:
         try:
@@ -174,7 +173,7 @@ def stamps_of(paths: Iterable[str]) -> list[list[Any]]:
 
 
 def read_index(directory: Path) -> Index | None:
-    """None where there is none that can be used."""
+    """The index in a directory; None if there is none or it is unusable."""
     try:
         values = json.loads(files.read_bounded(directory / META, META_LIMIT_BYTES))
         return Index(directory, IndexFacts(**values)) if values["schema"] == SCHEMA else None
@@ -185,5 +184,5 @@ def read_index(directory: Path) -> Index | None:
 def _reopened(directory: Path) -> Index:
     index = read_index(directory)
     if index is None:
-        raise DataError(f"{directory} is gone: the data changed while the training started", "start it again")
+        raise DataError(f"{directory} is gone: the data changed while the training was starting", "start it again")
     return index

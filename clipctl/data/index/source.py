@@ -1,4 +1,4 @@
-"""Pictures from files and shards, through their indexes. No torch."""
+"""Pictures from files and shards, accessed through their indexes. No torch."""
 
 import errno
 import time
@@ -26,7 +26,7 @@ LASTING_ERRORS = {
 
 
 class IndexedSource:
-    """Some pictures of one index or of several joined ones, numbered from 0."""
+    """A selection of the pictures in one or more indexes, numbered from 0."""
 
     is_drawn = False
 
@@ -48,7 +48,7 @@ class IndexedSource:
         return IndexedSource(self.parts, np.delete(self.pictures, chosen), self.name)
 
     def thinned(self, limit: int) -> "IndexedSource":
-        """At most so many, evenly spaced."""
+        """At most `limit` pictures, evenly spaced."""
         if len(self) <= limit:
             return self
         return self.select(np.arange(limit) * len(self) // limit)
@@ -68,7 +68,7 @@ class IndexedSource:
         return sha256(" ".join([self.fingerprint, *(part.facts.state for part in self.parts)]).encode()).hexdigest()
 
     def _at(self, index: int) -> tuple[Index, int]:
-        """The part that a picture lies in, and its number there."""
+        """The part that a picture belongs to, and its number there."""
         number = int(self.pictures[index])
         if len(self.parts) == 1:
             return self.parts[0], number
@@ -76,7 +76,7 @@ class IndexedSource:
         return self.parts[part], number - int(self._starts[part])
 
     def _column(self, name: str) -> NDArray[np.generic]:
-        """A column of all parts, for the pictures that are ours."""
+        """A column across all parts, for the selected pictures."""
         columns = [getattr(part, name) for part in self.parts]
         return (columns[0] if len(columns) == 1 else np.concatenate(columns))[self.pictures]
 
@@ -96,11 +96,11 @@ class IndexedSource:
 
     @property
     def sizes(self) -> NDArray[np.int64]:
-        """Bytes of each; -1 for one that is missing."""
+        """Size of each in bytes; -1 if missing."""
         return self._column("sizes")  # type: ignore[return-value]
 
     def key_chunks(self) -> Iterator[Keys]:
-        """`picture_keys`, piece by piece, for when there are very many."""
+        """`picture_keys` in chunks, for very large datasets."""
         for start in range(0, len(self), CHUNK):
             yield self._chunk(slice(start, start + CHUNK))
 
@@ -108,12 +108,12 @@ class IndexedSource:
         pictures = self.pictures[window]
         keys = np.empty(len(pictures), dtype=np.uint64)
         for part, mine, numbers in self._by_part(pictures):
-            # Mapped anew, so that what was read does not stay in memory.
+            # Mapped afresh, so that what was read does not stay in memory.
             keys[mine] = np.load(part.path / "picture_key.npy", mmap_mode="r")[numbers]
         return keys
 
     def _by_part(self, pictures: NDArray[np.int32]) -> Iterator[tuple[Index, NDArray[np.bool_], NDArray[np.int32]]]:
-        """Each part that has some of these pictures, which of them, and their numbers there."""
+        """Each part that has some of these pictures, which of them it has, and their numbers there."""
         for part, start, end in zip(self.parts, self._starts, self._starts[1:], strict=False):
             mine = (pictures >= start) & (pictures < end)
             if mine.any():
@@ -130,7 +130,7 @@ class IndexedSource:
         return to_square(self.picture(index, size_px), size_px)
 
     def content(self, index: int) -> bytes:
-        """The file as it is. Raises BadPictureError."""
+        """The file's bytes, undecoded. Raises BadPictureError."""
         part, number = self._at(index)
         for is_last in (False, True):
             try:
@@ -139,7 +139,7 @@ class IndexedSource:
                 lasting = LASTING_ERRORS.get(error.errno or 0)
                 if lasting or is_last:
                     raise BadPictureError(lasting or f"unreadable ({error})") from None
-            time.sleep(RETRY_S)  # too many open files, a network that has to wake up
+            time.sleep(RETRY_S)  # may be temporary: too many open files, a network disk waking up
         raise AssertionError
 
     # --- captions
@@ -158,7 +158,7 @@ class IndexedSource:
         return part.captions(number)
 
     def all_caption_keys(self) -> Keys:
-        """Of every caption of every picture, in order."""
+        """Keys of every caption of every picture, in order."""
         return np.concatenate(list(self.caption_key_chunks()) or [np.zeros(0, dtype=np.uint64)])
 
     def caption_key_chunks(self) -> Iterator[Keys]:
@@ -202,7 +202,7 @@ class IndexedSource:
 
 
 def _ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """All numbers of all ranges start … end - 1, one range after the other."""
+    """The numbers of all ranges start … end - 1, one range after another."""
     lengths = ends - starts
     before = np.cumsum(lengths) - lengths
     return np.asarray(np.arange(int(lengths.sum())) + np.repeat(starts - before, lengths))

@@ -1,7 +1,7 @@
-"""Indexes kept in the user's application directory: found again, rebuilt when their data change, swept. No torch.
+"""Indexes stored in the user's application directory: reused, rebuilt when the data change, cleaned up. No torch.
 
-A directory of columns is named after the place, the way of reading it and the fingerprint of what it holds, and never
-changes; a pointer beside it says which one is current. An index is built anew when the files it was made from have
+A directory of columns is named after the data's path, how it was read and the fingerprint of its content, and never
+changes; a pointer next to it says which one is current. An index is rebuilt when the files it was built from have
 changed.
 """
 
@@ -22,13 +22,13 @@ from clipctl.progress import Tell, silent
 
 
 def open_index(source: str, hints: Hints, tell: Tell = silent) -> Index:
-    """The index of the data at a path, built if there is none or if they have changed."""
+    """The index of the data at a path, built if there is none or if the data have changed."""
     home = cache_dir("indexes")
     key = sha256(json.dumps([source, asdict(hints), SCHEMA]).encode()).hexdigest()[:20]
     if index := _current(home, key):
         return index
     with FileLock(home / f"{key}.lock"):
-        if index := _current(home, key):  # another process was faster
+        if index := _current(home, key):  # another process built it meanwhile
             return index
         _sweep(home, key)
         with files.replaced(home / f"{key}.new", durable=False) as partial:
@@ -38,7 +38,7 @@ def open_index(source: str, hints: Hints, tell: Tell = silent) -> Index:
         if read_index(directory) is None:
             files.delete(directory)
             os.rename(home / f"{key}.new", directory)
-        else:  # written anew with the same content: only when they were written has changed
+        else:  # rewritten with the same content: only the modification times have changed
             files.delete(home / f"{key}.new")
             files.write_json(directory / META, asdict(facts))
         files.write_json(home / f"{key}.json", {"directory": directory.name})
@@ -57,7 +57,7 @@ def _current(home: Path, key: str) -> Index | None:
 
 
 def _sweep(home: Path, key: str) -> None:
-    """Delete what nobody will ask for: earlier states of these data but the last one, and data that are gone."""
+    """Delete what is no longer needed: all but the last earlier state of these data, and indexes of deleted data."""
     try:
         last = json.loads(files.read_bounded(home / f"{key}.json", 1000))["directory"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -71,5 +71,5 @@ def _sweep(home: Path, key: str) -> None:
 
 
 def _place(facts: IndexFacts) -> str:
-    """Something that is there as long as the data are."""
+    """A path that exists as long as the data do."""
     return str(facts.stamps[0][0]) if facts.stamps else facts.source

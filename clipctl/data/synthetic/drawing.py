@@ -243,7 +243,7 @@ SUBJECTS: dict[str, Callable[[Pen], None]] = {
 
 
 class Canvas:
-    """The whole picture while it is drawn: four times too large, so that edges come out smooth."""
+    """The whole picture while it is being drawn, at four times the final size, so that edges come out smooth."""
 
     OVERSAMPLING = 4
 
@@ -271,7 +271,7 @@ class Canvas:
             self.draw.line([x0 * side, y0 * side, x1 * side, y1 * side], fill=fill, width=max(1, round(width * side)))
 
     def pen(self, x: float, y: float, side: float, colour: Colour, mirrored: bool) -> Pen:
-        """A pen for a subject whose centre is (x, y) and whose square has this side, in shares of the picture."""
+        """A pen for a subject centred at (x, y) in a square with this side, as fractions of the picture."""
         left, top = (x - side / 2) * self.side_px, (y - side / 2) * self.side_px
         return Pen(self.draw, left, top, side * self.side_px, colour, mirrored)
 
@@ -280,7 +280,7 @@ class Canvas:
 
 
 def _scattered(i: int, height: float) -> Point:
-    """The i-th of points spread evenly over the upper part of the picture (a two-dimensional golden-ratio sequence)."""
+    """The i-th point of an even spread over the upper part of the picture (a two-dimensional golden-ratio sequence)."""
     return (i * 0.7549 + 0.05) % 1, (i * 0.5698 + 0.05) % 1 * height
 
 

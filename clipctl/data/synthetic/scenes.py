@@ -34,14 +34,14 @@ COLOURS: dict[str, Colour] = {
     "white": (246, 246, 246),
 }
 COUNT_WORDS = ("a", "two", "three")
-SIDES = {"small": 0.3, "big": 0.5}  # of a single subject, in shares of the picture's side
+SIDES = {"small": 0.3, "big": 0.5}  # of a single subject, as a fraction of the picture's side
 
-# Where the middle of the group stands: up or down, scaled by the room its extent leaves. Nothing is said of left and
-# right, so every picture may be mirrored.
+# Vertical position of the group's centre, scaled by the space that the group leaves free. Captions never mention left
+# or right, so every picture may be mirrored.
 PLACES = {"at the top": -1, "in the middle": 0, "at the bottom": 1}
 
-# How one, two and three subjects stand around their middle, in units of their side, and how much smaller each is drawn
-# than a single one, so that a group takes about the same room.
+# How much smaller each of one, two or three subjects is drawn than a single one, so that a group takes about the same
+# space; and their positions around the group's centre, in units of their side.
 GROUPS = (
     (1.0, ((0.0, 0.0),)),
     (0.77, ((-0.48, 0.0), (0.48, 0.0))),
@@ -64,7 +64,7 @@ VALIDATION_SHARE = 0.1  # of the combinations of each subject
 
 @dataclass(frozen=True, order=True)
 class Combination:
-    """What a caption states. Two pictures of the same combination may differ in shade and exact position only."""
+    """What a caption states. Pictures of the same combination differ only in shade and exact position."""
 
     subject: str
     colour: str
@@ -80,7 +80,7 @@ class Combination:
 
 
 class SyntheticSource:
-    """`count` pairs of one side of the division, balanced over subjects."""
+    """`count` pairs of one split, balanced across subjects."""
 
     name = "synthetic"
     is_drawn = True
@@ -117,13 +117,13 @@ class SyntheticSource:
         return f"{self.name} {index}{' held out' * self.validation}"
 
     def combination(self, index: int) -> Combination:
-        """Subjects take turns; each walks through its own shuffled combinations, over and over."""
+        """Subjects take turns; each cycles through its own shuffled combinations."""
         turn, subject = divmod(index, len(self._by_subject))
         choices = self._by_subject[subject]
         return choices[turn % len(choices)]
 
     def captions(self, index: int) -> list[str]:
-        """Every wording for a training picture; one of them, by chance, for a validation picture."""
+        """Every wording for a training picture; one random wording for a validation picture."""
         scene = self.combination(index)
         parts = {"subject": scene.phrase(), "place": scene.place, "background": scene.background}
         wordings = [wording.format(**parts) for wording in WORDINGS]
@@ -178,7 +178,7 @@ def draw_scene(scene: Combination, rng: np.random.Generator, size_px: int) -> Im
     shrink, group = GROUPS[scene.count - 1]
     side = SIDES[scene.size] * shrink * rng.uniform(0.94, 1.06)
     colour = shade(COLOURS[scene.colour], rng.uniform(0.93, 1.05))
-    # How far the group's middle may move up or down before its outermost subject touches the edge.
+    # How far the group's centre may move up or down before its outermost subject touches the edge.
     room = 0.48 - (max(y for _, y in group) + 0.5) * side
     middle_x = 0.5 + rng.uniform(-0.03, 0.03)
     middle_y = 0.5 + room * PLACES[scene.place] + rng.uniform(-0.015, 0.015)
@@ -189,7 +189,7 @@ def draw_scene(scene: Combination, rng: np.random.Generator, size_px: int) -> Im
 
 
 def _combinations(seed: int, validation: bool) -> Sequence[Sequence[Combination]]:
-    """For each subject the shuffled combinations of one side; the two sides share none."""
+    """For each subject, the shuffled combinations of one split; the two splits share none."""
     subjects = [subject for group in zip(*CATEGORIES.values(), strict=True) for subject in group]
     counts = range(1, len(COUNT_WORDS) + 1)
     attributes = list(product(COLOURS, counts, SIDES, PLACES, BACKGROUNDS))
