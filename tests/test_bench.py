@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from clipctl.bench import measure, operations, steps
 from clipctl.bench.measure import place_under_roof, raise_peaks
 from clipctl.bench.recommend import BANDS, model_of_size, profile_of
-from clipctl.bench.results import BenchResult, Overhead, Peak, Row, compare, load_result, save_result
+from clipctl.bench.results import BenchResult, BenchRow, Overhead, Peak, compare, load_result, save_result
 from clipctl.bench.steps import CALIBRATION, StepProbe
 from clipctl.cli.app import app
 from clipctl.config.quantities import parse_bytes, parse_counts
@@ -140,7 +140,7 @@ def test_a_missing_device_has_its_own_exit_code():
 
 
 def test_operands_that_are_moved_lie_elsewhere_and_give_the_same():
-    work = measure._Work(torch.add, (torch.arange(1000.0), torch.ones(1000)))
+    work = measure._Operands(torch.add, (torch.arange(1000.0), torch.ones(1000)))
     before, places = work(), [one.data_ptr() for one in work._operands]
     work.move()
     assert torch.equal(work(), before)
@@ -221,7 +221,7 @@ def test_a_damaged_file_is_refused(content, tmp_path):
 def row(operation="matmul", size=1000, seconds=1.0, gflops=None, gbytes=None, **values):
     numbers = {"first_s": seconds, "median_s": seconds, "iqr_s": 0.0, "min_s": seconds, "samples_s": [seconds]}
     setting = {"device": "cpu", "dtype": "fp32", "threads": 2, **values}
-    return Row(
+    return BenchRow(
         suite=operation, operation=operation, size=size, **setting, **numbers, gflops=gflops, gbytes_per_s=gbytes
     )
 

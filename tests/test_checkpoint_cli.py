@@ -150,7 +150,7 @@ def test_verify_deep_finds_what_is_not_finite(invoke, root):
     assert invoke("verify", "alpha").exit_code == 0
     result = invoke("verify", "alpha", "--deep")
     assert result.exit_code == 3
-    assert "text.positions in model.safetensors has 1 numbers that are not finite" in result.stdout
+    assert "text.positions in model.safetensors has 1 non-finite numbers" in result.stdout
     assert "image.patches.weight in model.safetensors has 2 numbers" in result.stdout
 
 

@@ -5,7 +5,7 @@ import random
 import pytest
 
 from clipctl.bench.crossover import crossing, crossover, find_crossovers
-from clipctl.bench.results import Row
+from clipctl.bench.results import BenchRow
 
 SIZES = [10**3, 10**4, 10**5, 10**6, 10**7]
 
@@ -52,7 +52,7 @@ def test_a_device_that_falls_back_again_has_not_won():
 
 def row(device, size, samples_s, round_trip=None, threads=2):
     medians = sorted(samples_s)[len(samples_s) // 2]
-    return Row(
+    return BenchRow(
         "elementwise", "add", device, "fp32", size, threads, 0, medians, 0, 0, list(samples_s), round_trip=round_trip
     )
 

@@ -6,14 +6,14 @@ import random
 
 import pytest
 
-from clipctl.monitor.diagnosis import CHECKS, Facts, diagnose
+from clipctl.monitor.diagnosis import CHECKS, RunFacts, diagnose
 from clipctl.monitor.reader import MetricsTail
 from clipctl.monitor.view import RunView
 from clipctl.runs import metrics
 from tests.test_monitor import Writer, step_row
 
 STEPS = 400
-FACTS = Facts(total_steps=STEPS, warmup_steps=40, loss="softmax", loss_floor=0.0, lr=8e-4)
+FACTS = RunFacts(total_steps=STEPS, warmup_steps=40, loss="softmax", loss_floor=0.0, lr=8e-4)
 GIB = 2**30
 SYSTEM = {
     "cpu_per_core": [0.9, 0.9],

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from clipctl.bench.results import BenchResult
 from clipctl.cli.app import app
-from clipctl.cli.commands.train import NEXT_COMMANDS, NEXT_WITH_OWN_DATA
+from clipctl.cli.talk import NEXT_COMMANDS, NEXT_WITH_OWN_DATA
 from clipctl.config.layers import LEAVES, Layer, load_yaml, resolve
 from clipctl.config.presets import PRESETS
 from clipctl.hardware.profile import Machine

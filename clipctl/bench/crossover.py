@@ -5,7 +5,7 @@ import random
 import statistics
 from collections.abc import Mapping, Sequence
 
-from clipctl.bench.results import Crossover, Row
+from clipctl.bench.results import BenchRow, Crossover
 
 RESAMPLES = 400
 INTERVAL = (0.025, 0.975)
@@ -13,7 +13,7 @@ INTERVAL = (0.025, 0.975)
 Samples = Mapping[int, Sequence[float]]  # size -> seconds
 
 
-def find_crossovers(rows: Sequence[Row]) -> list[Crossover]:
+def find_crossovers(rows: Sequence[BenchRow]) -> list[Crossover]:
     """For every operation, precision and device other than the CPU, compared with the CPU at its most threads."""
     most = max((row.threads for row in rows), default=1)
     found = []

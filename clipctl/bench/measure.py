@@ -15,7 +15,7 @@ from clipctl.bench import operations
 from clipctl.bench.crossover import find_crossovers
 from clipctl.bench.operations import OPERATIONS, Operation
 from clipctl.bench.overhead import measure_overhead
-from clipctl.bench.results import SUITES, BenchResult, Overhead, Peak, Row
+from clipctl.bench.results import SUITES, BenchResult, BenchRow, Overhead, Peak
 from clipctl.bench.steps import CALIBRATION, Group, measure_probes
 from clipctl.config.sections import PRECISIONS
 from clipctl.errors import ConfigError, DeviceError
@@ -97,7 +97,7 @@ class _Case:
         return self.dtype == "fp32" and not self.place.is_accelerator
 
 
-class _Work:
+class _Operands:
     """An operation and its operands, which are moved between samples: where in memory they lie makes a sum or a GELU
     up to half slower, steadily in one process and not in the next."""
 
@@ -125,7 +125,7 @@ class _Bench:
     def run(self) -> BenchResult:
         load = OtherLoad()
         micro = [operation for operation in OPERATIONS if operation.suite in self.request.suites]
-        rows: list[Row] = []
+        rows: list[BenchRow] = []
         if micro:
             self.tell("measuring overheads and peaks")
             self._price(micro)
@@ -159,7 +159,7 @@ class _Bench:
         self._keep(result)
         return result
 
-    def _warnings(self, rows: list[Row], other_cores: float) -> Iterator[str]:
+    def _warnings(self, rows: list[BenchRow], other_cores: float) -> Iterator[str]:
         if other_cores > BUSY_CORES:
             yield f"other programs kept {other_cores:.1f} cores busy meanwhile: close them and measure again"
         for row in rows:
@@ -204,7 +204,7 @@ class _Bench:
 
     # --- operations -----------------------------------------------------------------------------------------------
 
-    def _rows(self, chosen: Sequence[Operation]) -> list[Row]:
+    def _rows(self, chosen: Sequence[Operation]) -> list[BenchRow]:
         """All of them in turns if their operands fit in memory together, else one after the other."""
         keep_freed_memory()  # as training does
         cases = [case for operation in chosen for case in self._cases(operation)]
@@ -261,8 +261,8 @@ class _Bench:
                     break
                 yield case
 
-    def _measure(self, cases: Sequence[_Case]) -> Iterator[Row]:
-        works: dict[str, _Work] = {}
+    def _measure(self, cases: Sequence[_Case]) -> Iterator[BenchRow]:
+        works: dict[str, _Operands] = {}
         watches = {}
         operands: dict[tuple[str, int], tuple[Tensor, ...]] = {}
         references: dict[tuple[str, int], Tensor] = {}
@@ -273,7 +273,7 @@ class _Bench:
                 references[key] = case.operation.run(*operands[key])
             here = tuple(operand.to(DTYPES[case.dtype]) for operand in operands[key])
             there = tuple(operand.to(case.place.image) for operand in here)
-            works[case.name] = _Work(case.operation.run, there)
+            works[case.name] = _Operands(case.operation.run, there)
             watches[case.name] = Stopwatch(works[case.name], case.place.synchronize)
             if case.place.is_accelerator:
                 trip = partial(_round_trip, case.operation, here, case.place)
@@ -292,10 +292,10 @@ class _Bench:
             error = None if case.is_reference else _error(works[case.name](), reference)
             yield self._row(case, timings[case.name], timings.get(f"{case.name}, round trip"), error)
 
-    def _row(self, case: _Case, timing: Timing, trip: Timing | None, error: float | None) -> Row:
+    def _row(self, case: _Case, timing: Timing, trip: Timing | None, error: float | None) -> BenchRow:
         seconds = timing.median_s
         moved = case.operation.elements_moved(case.size) * DTYPES[case.dtype].itemsize
-        return Row(
+        return BenchRow(
             suite=case.operation.suite,
             operation=case.operation.name,
             device=case.place.label,
@@ -314,7 +314,7 @@ class _Bench:
         )
 
 
-def place_under_roof(rows: Sequence[Row], peaks: Sequence[Peak], overheads: Sequence[Overhead]) -> list[Row]:
+def place_under_roof(rows: Sequence[BenchRow], peaks: Sequence[Peak], overheads: Sequence[Overhead]) -> list[BenchRow]:
     """Each row's share of the roof that the peaks measured here draw over it, and which roof that is."""
     launches = {one.device: one.launch_s for one in overheads}
     roofs = {(peak.device, peak.dtype, peak.threads): peak for peak in peaks}
@@ -327,7 +327,7 @@ def place_under_roof(rows: Sequence[Row], peaks: Sequence[Peak], overheads: Sequ
     return placed
 
 
-def _roof(row: Row, peak: Peak, launch_s: float) -> tuple[float | None, str]:
+def _roof(row: BenchRow, peak: Peak, launch_s: float) -> tuple[float | None, str]:
     if row.median_s < LAUNCH_BOUND * launch_s:
         return None, "launch"
     of_compute = (row.gflops or 0.0) / peak.gflops
@@ -338,7 +338,7 @@ def _roof(row: Row, peak: Peak, launch_s: float) -> tuple[float | None, str]:
     return (of_memory, "memory") if of_memory <= 1.1 else (None, "cache")
 
 
-def raise_peaks(peaks: Sequence[Peak], rows: Sequence[Row]) -> list[Peak]:
+def raise_peaks(peaks: Sequence[Peak], rows: Sequence[BenchRow]) -> list[Peak]:
     """A roof is the best that was seen, wherever it was seen; of memory, where no cache can have helped."""
     raised = []
     for peak in peaks:

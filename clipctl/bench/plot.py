@@ -4,7 +4,7 @@ import importlib.util
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from clipctl.bench.results import BenchResult, Row
+from clipctl.bench.results import BenchResult, BenchRow
 from clipctl.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def draw(result: BenchResult, path: Path) -> None:
     figure.savefig(path, dpi=150)
 
 
-def _draw_operation(axis: "Axes", result: BenchResult, rows: list[Row], colours: dict[str, str]) -> None:
+def _draw_operation(axis: "Axes", result: BenchResult, rows: list[BenchRow], colours: dict[str, str]) -> None:
     counts_flops = rows[0].gflops is not None
     scale = "gflops" if counts_flops else "gbytes_per_s"
     for setting in dict.fromkeys(row.setting for row in rows):
@@ -66,7 +66,7 @@ def _draw_operation(axis: "Axes", result: BenchResult, rows: list[Row], colours:
     axis.grid(True, which="both", alpha=0.2)
 
 
-def _draw_steps(axis: "Axes", rows: list[Row], colours: dict[str, str]) -> None:
+def _draw_steps(axis: "Axes", rows: list[BenchRow], colours: dict[str, str]) -> None:
     labels = [f"{row.operation}, {row.size} pairs, {row.dtype}" for row in rows]
     speeds = [row.size / row.median_s for row in rows]
     bars = axis.barh(range(len(rows)), speeds, color=[colours[row.setting] for row in rows])

@@ -16,7 +16,7 @@ SUITES = ("elementwise", "matmul", "attention", "step")
 
 
 @dataclass(frozen=True)
-class Row:
+class BenchRow:
     """One operation at one size in one setting."""
 
     suite: str  # elementwise, matmul, attention, step
@@ -97,7 +97,7 @@ class Crossover:
 @dataclass(frozen=True)
 class BenchResult:
     machine: Machine
-    results: list[Row]
+    results: list[BenchRow]
     peaks: list[Peak] = field(default_factory=list)
     overheads: list[Overhead] = field(default_factory=list)
     crossover: list[Crossover] = field(default_factory=list)
@@ -114,7 +114,7 @@ class BenchResult:
         """Parse what `to_dict` wrote. Raises ValueError for anything else."""
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise ValueError(f"not a document of schema {SCHEMA}")
-        parts: dict[str, type] = {"results": Row, "peaks": Peak, "overheads": Overhead, "crossover": Crossover}
+        parts: dict[str, type] = {"results": BenchRow, "peaks": Peak, "overheads": Overhead, "crossover": Crossover}
         try:
             values: dict[str, Any] = {name: [kind(**one) for one in document[name]] for name, kind in parts.items()}
             plain = {item.name: document[item.name] for item in fields(cls) if item.name not in (*parts, "machine")}
@@ -145,7 +145,7 @@ def load_result(path: Path) -> BenchResult:
 class Change:
     """The same row in two results."""
 
-    row: Row
+    row: BenchRow
     before_s: float
     ratio: float  # now / before; below 1 is faster
     is_certain: bool  # the interquartile ranges do not overlap
@@ -162,5 +162,5 @@ def compare(now: BenchResult, before: BenchResult) -> list[Change]:
     return changes
 
 
-def _key(row: Row) -> tuple[Any, ...]:
+def _key(row: BenchRow) -> tuple[Any, ...]:
     return row.suite, row.operation, row.device, row.dtype, row.size, row.threads

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 
-from clipctl.bench.results import Peak, Row
+from clipctl.bench.results import BenchRow, Peak
 from clipctl.config.layers import Layer, resolve
 from clipctl.config.sections import TrainConfig
 from clipctl.errors import DeviceError
@@ -63,7 +63,7 @@ CALIBRATION = (_QUICK, _MANY_WEIGHTS, _QUICK, _WIDE, _QUICK, _LARGE_BATCH)
 
 @dataclass
 class ProbeResults:
-    rows: list[Row] = field(default_factory=list)
+    rows: list[BenchRow] = field(default_factory=list)
     skipped: list[str] = field(default_factory=list)
 
 
@@ -155,9 +155,9 @@ def _is_promising(device: str, precision: str, peaks: Sequence[Peak]) -> bool:
     return precision == "fp32" or rates.get(precision, 0.0) > PROMISING * rates.get("fp32", float("inf"))
 
 
-def _row(probe: StepProbe, setting: Setting, timing: Timing, peak_bytes: int | None) -> Row:
+def _row(probe: StepProbe, setting: Setting, timing: Timing, peak_bytes: int | None) -> BenchRow:
     work = cost.step_work(probe.workload)
-    return Row(
+    return BenchRow(
         suite="step",
         operation=probe.name,
         device=setting.device,

@@ -36,7 +36,7 @@ class Alert:
 
 
 @dataclass(frozen=True)
-class Facts:
+class RunFacts:
     """What is known about a run besides its rows."""
 
     total_steps: int
@@ -53,13 +53,13 @@ class Facts:
         return self.state in ("running", "stalled")
 
 
-def diagnose(view: RunView, facts: Facts) -> list[Alert]:
+def diagnose(view: RunView, facts: RunFacts) -> list[Alert]:
     """Every alert that currently applies, bad ones first."""
     alerts = [alert for check in CHECKS for alert in check(view, facts)]
     return sorted(alerts, key=lambda alert: alert.severity != "bad")
 
 
-def _long_enough(view: RunView, facts: Facts) -> bool:
+def _long_enough(view: RunView, facts: RunFacts) -> bool:
     return view.step >= MIN_STEPS and view.step > 1.2 * facts.warmup_steps
 
 
@@ -74,7 +74,7 @@ def _recent(view: RunView, key: str, steps: int) -> list[tuple[float, int]]:
     return [(value, step) for value, step in values if math.isfinite(value)]
 
 
-def loss_at_chance(view: RunView, facts: Facts) -> Iterator[Alert]:
+def loss_at_chance(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     loss, chance = view.smoothed_loss, view.chance_loss
     if facts.loss != "softmax" or not _long_enough(view, facts) or loss is None or not chance:
         return
@@ -88,7 +88,7 @@ def loss_at_chance(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def loss_at_floor(view: RunView, facts: Facts) -> Iterator[Alert]:
+def loss_at_floor(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     loss = view.smoothed_loss
     if facts.loss != "softmax" or facts.loss_floor <= 0.05 or not _long_enough(view, facts) or loss is None:
         return
@@ -102,7 +102,7 @@ def loss_at_floor(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def scale_at_its_limits(view: RunView, facts: Facts) -> Iterator[Alert]:
+def scale_at_its_limits(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     scale = view.scale
     if scale is None or not _long_enough(view, facts):
         return
@@ -124,7 +124,7 @@ def scale_at_its_limits(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def not_finite(view: RunView, facts: Facts) -> Iterator[Alert]:
+def not_finite(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     recent = [step for step in view.skipped if step > view.step - 200]
     if recent:
         yield Alert(
@@ -136,7 +136,7 @@ def not_finite(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def spike(view: RunView, facts: Facts) -> Iterator[Alert]:
+def spike(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     """Compares the largest recent loss with the mean and spread of the losses before."""
     if not _long_enough(view, facts):
         return
@@ -158,7 +158,7 @@ def spike(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def grad_norm_jump(view: RunView, facts: Facts) -> Iterator[Alert]:
+def grad_norm_jump(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     if not _long_enough(view, facts):
         return
     before = _before(view.grad_norm, view.step - 20)[-200:]
@@ -176,7 +176,7 @@ def grad_norm_jump(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def validation(view: RunView, facts: Facts) -> Iterator[Alert]:
+def validation(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     points = [point for point in view.evaluations if math.isfinite(point.val_loss)]
     if len(points) < 4:
         return
@@ -207,7 +207,7 @@ def _falls(view: RunView, since_step: int) -> bool:
     return len(points) >= 2 and points[-1] < points[0]
 
 
-def data_bound(view: RunView, facts: Facts) -> Iterator[Alert]:
+def data_bound(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     # The median, not the mean: the first step also waits for workers to start.
     shares = [data_s / step_s for data_s, step_s in view.data_times() if step_s > 0]
     share = statistics.median(shares) if shares else 0.0
@@ -221,7 +221,7 @@ def data_bound(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def slowdown(view: RunView, facts: Facts) -> Iterator[Alert]:
+def slowdown(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     now, start = view.images_per_s, view.images_per_s_at_start
     if now is None or start is None or len(view.recent) < 40 or now > (1 - SLOWDOWN) * start:
         return
@@ -238,7 +238,7 @@ def slowdown(view: RunView, facts: Facts) -> Iterator[Alert]:
     )
 
 
-def bad_pictures(view: RunView, facts: Facts) -> Iterator[Alert]:
+def bad_pictures(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     counts = {reason: count for reason, count in view.bad_pictures.items() if isinstance(count, int)}
     if total := sum(counts.values()):
         reasons = ", ".join(f"{count:,} {reason}" for reason, count in counts.items())
@@ -251,7 +251,7 @@ def bad_pictures(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def memory_pressure(view: RunView, facts: Facts) -> Iterator[Alert]:
+def memory_pressure(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     available, rss = number(view.system.get("available_bytes")), number(view.system.get("rss_bytes"))
     swap, swap_before = (number(row.get("swap_used_bytes")) for row in (view.system, view.first_system))
     if facts.is_live and available < max(PRESSURE_SHARE * (available + rss), PRESSURE_BYTES):
@@ -272,7 +272,7 @@ def memory_pressure(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def disk_nearly_full(view: RunView, facts: Facts) -> Iterator[Alert]:
+def disk_nearly_full(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     free = number(view.system.get("disk_free_bytes"))
     size = number(view.checkpoints[-1].get("size_bytes")) if view.checkpoints else math.nan
     if free < 2 * size:
@@ -291,7 +291,7 @@ def disk_nearly_full(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def silent(view: RunView, facts: Facts) -> Iterator[Alert]:
+def silent(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     if facts.is_live and facts.silence_s > 0:
         yield Alert(
             "silent",
@@ -302,7 +302,7 @@ def silent(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def ended_badly(view: RunView, facts: Facts) -> Iterator[Alert]:
+def ended_badly(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     if facts.state == "crashed":
         yield Alert(
             "crashed",
@@ -321,7 +321,7 @@ def ended_badly(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-def warmup_too_long(view: RunView, facts: Facts) -> Iterator[Alert]:
+def warmup_too_long(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     if facts.total_steps > 1 and facts.warmup_steps >= facts.total_steps:
         yield Alert(
             "warmup_too_long",
@@ -332,7 +332,7 @@ def warmup_too_long(view: RunView, facts: Facts) -> Iterator[Alert]:
         )
 
 
-CHECKS: tuple[Callable[[RunView, Facts], Iterator[Alert]], ...] = (
+CHECKS: tuple[Callable[[RunView, RunFacts], Iterator[Alert]], ...] = (
     loss_at_chance,
     loss_at_floor,
     scale_at_its_limits,

@@ -7,7 +7,7 @@ from typing import Any
 from clipctl.config import layers
 from clipctl.config.sections import TrainConfig
 from clipctl.errors import ClipctlError, RunError
-from clipctl.monitor.diagnosis import Alert, Facts, diagnose
+from clipctl.monitor.diagnosis import Alert, RunFacts, diagnose
 from clipctl.monitor.liveness import Quiet, RunState, probe, run_state
 from clipctl.monitor.reader import MetricsTail, number
 from clipctl.monitor.view import RunView
@@ -24,7 +24,7 @@ class Snapshot:
     state: RunState
     status: RunStatus | None
     view: RunView
-    facts: Facts
+    facts: RunFacts
     epochs: int
     alerts: list[Alert]
 
@@ -91,7 +91,7 @@ class RunWatcher:
         state = run_state(status, process, quiet, self._view.latest("step_s"))
         config, loss_floor = self._settings()
         total_steps = status.total_steps if status else 0
-        facts = Facts(
+        facts = RunFacts(
             total_steps=total_steps,
             warmup_steps=config.optim.warmup_of(total_steps),
             loss=config.train.loss,

@@ -4,10 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.markup import escape
-
 from clipctl.cli import options, output
-from clipctl.cli.views import inspection
 
 if TYPE_CHECKING:
     from clipctl.config.layers import Layer
@@ -24,6 +21,7 @@ def inspect(
     json: options.Json = False,
 ) -> None:
     """Say how data are understood, what is in them and what is wrong with them."""
+    from clipctl.cli.views import inspection
     from clipctl.config.layers import resolve
     from clipctl.data.inspection import inspect_data
     from clipctl.data.sheet import write_sheet
@@ -74,6 +72,7 @@ def watching() -> "Iterator[tuple[Tell, Count]]":
         with output.saying("") as tell:
             yield tell, lambda done, total: tell(f"decoded {done:,} of {total:,} pictures")
         return
+    from rich.markup import escape
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())

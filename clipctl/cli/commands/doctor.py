@@ -17,7 +17,6 @@ from rich.text import Text
 import clipctl
 from clipctl.cli import options, output
 from clipctl.errors import ExitCode
-from clipctl.runs.rundir import runs_root
 
 if TYPE_CHECKING:
     from clipctl.doctor.finding import Finding
@@ -31,6 +30,7 @@ MARGIN = 8  # the verdict and two gaps
 def doctor(runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
     """Check whether this machine is ready for training, and how to fix what is not; exit 3 if anything is bad."""
     from clipctl.doctor.checkup import checkup
+    from clipctl.runs.rundir import runs_root
 
     with looking():
         findings = checkup(runs_root(runs_dir))

@@ -4,9 +4,7 @@ import sys
 from pathlib import Path
 
 from clipctl.cli import options, output
-from clipctl.cli.terminal import ends_by_exception
 from clipctl.errors import RunError
-from clipctl.runs.rundir import RunDir, runs_root
 
 
 def monitor(
@@ -20,8 +18,10 @@ def monitor(
 ) -> None:
     """Watch a training from a second terminal, and see what is wrong with it."""
     from clipctl.cli import screen
+    from clipctl.cli.terminal import ends_by_exception
     from clipctl.monitor.runs import find_run, look_surely
     from clipctl.monitor.watch import RunWatcher
+    from clipctl.runs.rundir import runs_root
 
     root, console = runs_root(runs_dir), output.data()
     if all:
@@ -41,12 +41,15 @@ def monitor(
 
 def runs(runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
     """List all runs: state, step, score, age, size."""
+    from clipctl.runs.rundir import runs_root
+
     list_runs(runs_root(runs_dir), as_json=json)
 
 
 def stop(run: options.RunToStop, timeout: options.WaitSeconds = 120.0, runs_dir: options.RunsDir = None) -> None:
     """Ask a run to finish its step, save and exit, and wait until it has."""
     from clipctl.monitor.runs import stop_run
+    from clipctl.runs.rundir import RunDir, runs_root
 
     words = stop_run(RunDir.find(runs_root(runs_dir), run), timeout)
     output.data().print(output.plain(words), soft_wrap=True)

@@ -1,33 +1,12 @@
 """clipctl train"""
 
-import shlex
-import time
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from clipctl.cli import background, options, output
+from clipctl.cli import options, output
 from clipctl.cli.startup import LightCommand
-from clipctl.cli.views import training
-from clipctl.runs.rundir import runs_root
 
 if TYPE_CHECKING:
     from clipctl.config.layers import Layer
-    from clipctl.training.attempt import TrainSummary
-    from clipctl.training.journal import Progress
-    from clipctl.training.session import Session
-
-NEXT_COMMANDS = (
-    ("the whole run on one screen", "clipctl monitor --once"),
-    ("more pictures, harder to tell apart", "clipctl train synthetic:2000 --epochs 20"),
-    ("a 77M-parameter model: see the plan first", "clipctl train --preset small --dry-run"),
-    ("your own pictures: how they would be read", "clipctl data inspect --help"),
-)
-NEXT_WITH_OWN_DATA = (
-    ("the whole run on one screen", "clipctl monitor --once"),
-    ("every picture decoded, duplicates, bad files", "clipctl data inspect {data} --deep"),
-    ("a larger model: see the plan first", "clipctl train {data} --preset small --dry-run"),
-)
 
 
 class TrainCommand(LightCommand):
@@ -54,6 +33,9 @@ def train(
     json: options.Json = False,
 ) -> None:
     """Train a CLIP model, by default on built-in pictures in about a minute."""
+    from clipctl.cli import background, talk
+    from clipctl.runs.rundir import runs_root
+
     root, console = runs_root(runs_dir), output.prose()
     if resume is None:
         check_settings(asked)  # what was mistyped is said before torch is loaded
@@ -70,18 +52,20 @@ def train(
     for note in session.notes:
         console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     if dry_run:
-        show_plan(session, as_json=json)
+        talk.show_plan(session, as_json=json)
         return
-    session = session.checked(allow_unverified_device=allow_unverified_device, tell=lambda words: say(console, words))
+    session = session.checked(
+        allow_unverified_device=allow_unverified_device, tell=lambda words: talk.say(console, words)
+    )
     session = session.opened()
-    show_start(console, session)
-    with TerminalWatcher(console) as watcher:
+    talk.show_start(console, session)
+    with talk.TerminalWatcher(console) as watcher:
         summary = session.train(watcher)
-    show_warnings(console, session, summary)
+    talk.show_warnings(console, session, summary)
     if json:
         output.print_json("train", summary.to_dict())
     else:
-        show_summary(session, summary)
+        talk.show_summary(session, summary)
 
 
 def check_settings(asked: "list[Layer]") -> None:
@@ -99,76 +83,3 @@ def check_settings(asked: "list[Layer]") -> None:
 def preset_of(asked: "list[Layer]") -> str:
     """The preset that flags or the config file name."""
     return str(next((layer.values["preset"] for layer in reversed(asked) if "preset" in layer.values), "tiny"))
-
-
-# --- what is said ---------------------------------------------------------------------------------------------
-
-
-def say(console: Console, words: str) -> None:
-    console.print(output.plain(words, style="yellow" if words.startswith("warning") else ""), soft_wrap=True)
-
-
-def show_plan(session: "Session", *, as_json: bool) -> None:
-    if as_json:
-        output.print_json("train-plan", training.plan_document(session.plan))
-    else:
-        output.data().print(training.plan_table(session.plan))
-
-
-def show_start(console: Console, session: "Session") -> None:
-    assert session.run is not None
-    if session.is_finished:
-        console.print(f"{session.run.path} is finished: {session.step} steps, nothing is left to do", markup=False)
-    console.print(training.plan_table(session.plan))
-    where = f", from step {session.step}" if session.checkpoint else ""
-    console.print(f"run          {session.run.path}{where}", markup=False)
-
-
-def show_warnings(console: Console, session: "Session", summary: "TrainSummary") -> None:
-    """What the monitor would warn of at the end, and pictures that could not be used."""
-    from clipctl.monitor.watch import RunWatcher
-
-    assert session.run is not None
-    for alert in RunWatcher(session.run).look(time.monotonic()).alerts:
-        if alert.name != "bad_pictures":  # those are listed by name
-            say(console, f"warning: {alert.what}: {alert.why}; {alert.todo}")
-    if summary.bad_pictures:
-        console.print(training.bad_pictures_text(summary.bad_pictures), soft_wrap=True)
-
-
-def show_summary(session: "Session", summary: "TrainSummary") -> None:
-    """The result, then what to do next."""
-    answer = output.data()
-    answer.print(f"\n{training.summary_text(summary)}\n", markup=False, soft_wrap=not answer.is_terminal)
-    is_drawn, data = session.plan.data.train.is_drawn, shlex.join(session.plan.config.data.source)
-    for purpose, command in NEXT_COMMANDS if is_drawn else NEXT_WITH_OWN_DATA:
-        if data in command.split():  # it was just done
-            continue
-        answer.print(f"  {command.format(data=data):<44} # {purpose}", markup=False, soft_wrap=True)
-
-
-class TerminalWatcher:
-    """A row every few seconds; in a terminal also a bar below them. Warnings in between."""
-
-    def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
-
-        columns = (BarColumn(bar_width=None), TaskProgressColumn(), TimeElapsedColumn())
-        self._console = console
-        self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("training", total=None)
-
-    def __enter__(self) -> "TerminalWatcher":
-        self._bar.start()
-        self._console.print(training.PROGRESS_HEADER, style="bold")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._bar.stop()
-
-    def progress(self, progress: "Progress") -> None:
-        self._console.print(training.progress_row(progress), markup=False)
-        self._bar.update(self._task, completed=progress.step, total=progress.total_steps)
-
-    def warn(self, message: str) -> None:
-        self._console.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from rich.text import Text
 
-from clipctl.bench.results import BenchResult, Row, compare
+from clipctl.bench.results import BenchResult, BenchRow, compare
 from clipctl.cli import output
 from clipctl.cli.views import units
 
@@ -35,7 +35,7 @@ def size_name(size: int) -> str:
 COLUMNS = ("operation", "size", "on", "median", "±", "GFLOP/s", "GB/s", "roof", "bound")
 
 
-def cells(row: Row) -> tuple[str, ...]:
+def cells(row: BenchRow) -> tuple[str, ...]:
     return (
         row.operation,
         size_name(row.size),
@@ -144,7 +144,7 @@ def findings(result: BenchResult) -> Iterator[str]:
         yield f"crossover   {one.operation} {one.dtype}, {one.data}: {one.words}"
 
 
-def _precision_words(rows: list[Row]) -> Iterator[str]:
+def _precision_words(rows: list[BenchRow]) -> Iterator[str]:
     most = max(row.threads for row in rows)
     for device in dict.fromkeys(row.device for row in rows):
         by_dtype = {row.dtype: row for row in rows if row.device == device and row.threads == most}
@@ -161,7 +161,7 @@ def _precision_words(rows: list[Row]) -> Iterator[str]:
             )
 
 
-def _thread_words(rows: list[Row]) -> Iterator[str]:
+def _thread_words(rows: list[BenchRow]) -> Iterator[str]:
     on_cpu = {row.threads: row for row in rows if row.device == "cpu" and row.dtype == rows[0].dtype}
     fewest = on_cpu[min(on_cpu)] if len(on_cpu) > 1 else None
     if fewest:
@@ -171,7 +171,7 @@ def _thread_words(rows: list[Row]) -> Iterator[str]:
         yield f"threads     {_name(fewest)}, compared with {fewest.threads} {noun}: {', '.join(ratios)}"
 
 
-def _name(row: Row) -> str:
+def _name(row: BenchRow) -> str:
     return f"{row.operation} {size_name(row.size)}"
 
 
