@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from clipctl.bench.measure import BenchRequest, bench
 from clipctl.cli.app import app
 from clipctl.config.layers import Layer, resolve
+from clipctl.config.quantities import Interval
 from clipctl.errors import DeviceError
 from clipctl.hardware import devices
 from clipctl.hardware.devices import open_device
@@ -156,7 +157,7 @@ def test_a_broken_run_ends_like_an_unbroken_one_bit_for_bit(tmp_path, device, pr
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", stop_after_three())
-        saving = replace(plan, config=replace(plan.config, save=replace(plan.config.save, every="1e")))
+        saving = replace(plan, config=replace(plan.config, save=replace(plan.config.save, every=Interval(1, "e"))))
         with pytest.raises(Stop):
             loop.train(saving, run)
     resumption = prepare_resumption(run, [], which=None, allow_change=False)

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 
+from clipctl.config.quantities import Interval
 from clipctl.errors import TrainingError
 from clipctl.runs.metrics import read_rows
 from clipctl.runs.rundir import RunDir
@@ -77,7 +78,7 @@ def test_single_steps_are_skipped_recorded_and_survived(micro, tmp_path, monkeyp
 
 
 def test_several_in_a_row_end_the_run_with_a_diagnosis(micro, tmp_path, monkeypatch):
-    save = dataclasses.replace(micro.save, every="2e", keep_best=0)
+    save = dataclasses.replace(micro.save, every=Interval.parse("2e"), keep_best=0)
     config = dataclasses.replace(micro, train=dataclasses.replace(micro.train, epochs=6), save=save)
     run, error = train_with_broken_steps(config, tmp_path, monkeypatch, set(range(8, 19)))
     assert isinstance(error, TrainingError)
@@ -107,7 +108,7 @@ def test_weights_that_are_not_finite_never_become_a_checkpoint(micro, tmp_path, 
 
     monkeypatch.setattr(loop, "train_step", step)
     with pytest.raises(TrainingError, match=r"text\.positions is not finite at step 4"):
-        loop.train(make_plan(dataclasses.replace(micro, save=dataclasses.replace(micro.save, every="2s"))), run)
+        loop.train(make_plan(dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval.parse("2s")))), run)
     assert [checkpoint.step for checkpoint in CheckpointStore(run).all()] == [2, 3]
 
 

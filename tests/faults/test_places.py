@@ -111,7 +111,7 @@ def test_a_full_disk_without_a_full_disk(micro, tmp_path, monkeypatch):
             said.append(message)
 
     run = RunDir.create(tmp_path, "tiny", "run")
-    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every="1s", keep_best=0))
+    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval.parse("1s"), keep_best=0))
     summary = loop.train(make_plan(config), run, Watcher())
     assert summary.state == "finished" and len(said) == 2
     assert said[0].startswith("the checkpoint of step 2 could not be saved (No space left on device); the last one is")
@@ -131,7 +131,7 @@ def test_a_failed_save_is_tried_again_when_the_next_is_due(micro, tmp_path, monk
     cadence._tried -= 601
     monkeypatch.setattr(loop, "SaveCadence", lambda every: cadence)
     run = RunDir.create(tmp_path, "tiny", "run")
-    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every="10m", keep_best=0))
+    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval.parse("10m"), keep_best=0))
     with pytest.raises(SaveError, match=r"step 6 could not be saved .*there is none yet"):
         loop.train(make_plan(config), run)
     events = [row for row in read_rows(run.metrics_file) if row["kind"] == "event"]

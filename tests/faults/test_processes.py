@@ -17,7 +17,7 @@ from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
 from clipctl.training.plan import make_plan
-from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs, wait_until
+from tests.faults.trainer import SETTINGS, digest, finish, start, start_anew, wait_for_epochs, wait_until
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -25,7 +25,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 @pytest.mark.parametrize("delay_s", [0.1, 0.2, 0.5, 1.5])
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_while_it_starts(tmp_path, number, delay_s):
-    process = start(tmp_path, *SETTINGS, "--name", "run", "--set=train.epochs=500")
+    process = start_anew(tmp_path, *SETTINGS, "--name", "run", "--set=train.epochs=500")
     time.sleep(delay_s)
     os.killpg(process.pid, number)
     code, _, stderr = finish(process)
