@@ -140,7 +140,7 @@ def test_a_failed_save_is_tried_again_when_the_next_is_due(micro, tmp_path, monk
 
 def test_a_reader_that_leaves_does_not_end_the_training(tmp_path, unbroken):
     """`clipctl train 2>&1 | head -3`, in effect."""
-    process = start(tmp_path, *SETTINGS, "--set=train.epochs=200", "--name", "run")
+    process = start(tmp_path, *SETTINGS, "--set=train.epochs=100", "--name", "run")
     assert process.stderr is not None and process.stdout is not None
     while "images/s" not in process.stderr.readline():
         pass

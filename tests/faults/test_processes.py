@@ -56,9 +56,9 @@ def test_a_signal_inside_an_evaluation_ends_it_at_the_next_batch(tmp_path):
     """Nine tenths are held out, so that most of the time is evaluation; it is repeated when the run goes on."""
     settings = [
         *SETTINGS,
-        "--set=data.source=synthetic:4000",
+        "--set=data.source=synthetic:2000",
         "--set=data.val_fraction=0.9",
-        "--set=data.val_limit=4000",
+        "--set=data.val_limit=2000",
         "--set=train.epochs=2",
     ]
     run = RunDir(tmp_path / "run")
@@ -69,7 +69,7 @@ def test_a_signal_inside_an_evaluation_ends_it_at_the_next_batch(tmp_path):
     assert code == 143, stderr
     assert not [row for row in read_rows(run.metrics_file) if row["kind"] == "eval"]
     last = CheckpointStore(run).last()
-    assert last is not None and (last.step, last.manifest.epoch, last.manifest.metrics) == (34, 0, {})
+    assert last is not None and (last.step, last.manifest.epoch, last.manifest.metrics) == (17, 0, {})
     assert finish(start(tmp_path, "--resume", "run"))[0] == 0
     rows = list(read_rows(run.metrics_file))
     assert [row["epoch"] for row in rows if row["kind"] == "eval"] == [1, 2]
