@@ -40,7 +40,7 @@ class Program:
         socket.send_fds(_server(), [json.dumps(request).encode()], [its for _, its in pipes])
         for _, its in pipes:
             os.close(its)
-        self.stdout, self.stderr, self._news = (open(ours) for ours, _ in pipes)
+        self.stdout, self.stderr, self._news = (os.fdopen(ours) for ours, _ in pipes)
         self.args, self.pid, self.returncode = request[0], self._told(), None
 
     def _told(self):

@@ -108,7 +108,9 @@ def test_weights_that_are_not_finite_never_become_a_checkpoint(micro, tmp_path, 
 
     monkeypatch.setattr(loop, "train_step", step)
     with pytest.raises(TrainingError, match=r"text\.positions is not finite at step 4"):
-        loop.train(make_plan(dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval.parse("2s")))), run)
+        loop.train(
+            make_plan(dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval.parse("2s")))), run
+        )
     assert [checkpoint.step for checkpoint in CheckpointStore(run).all()] == [2, 3]
 
 
