@@ -29,6 +29,7 @@ from clipctl.hardware.profile import Machine, load_profile
 from clipctl.model import cost
 from clipctl.model.forecast import CostModel
 from clipctl.model.workload import Setting
+from tests.launcher import launch
 
 QUICK = ("bench", "--sizes", "2000", "20000", "--threads", "1")
 
@@ -483,8 +484,7 @@ if __name__ == "__main__":
 def test_ctrl_c_ends_all_processes_without_a_word(turns, seconds, tmp_path):
     """While the first starts, while the second does and the first waits, while both are at it."""
     (tmp_path / "steps.py").write_text(STEPS)
-    command = [sys.executable, str(tmp_path / "steps.py")]
-    bench = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    bench = launch("steps", cwd=tmp_path)
     for _ in range(turns):
         assert "measuring steps of tiny" in bench.stdout.readline()
     time.sleep(seconds)
@@ -496,8 +496,7 @@ def test_ctrl_c_ends_all_processes_without_a_word(turns, seconds, tmp_path):
 
 def test_processes_end_with_the_one_that_started_them(tmp_path):
     (tmp_path / "steps.py").write_text(STEPS)
-    command = [sys.executable, str(tmp_path / "steps.py")]
-    bench = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+    bench = launch("steps", cwd=tmp_path)
     for _ in range(3):
         bench.stdout.readline()
     bench.kill()
@@ -519,8 +518,7 @@ def _group_is_gone(group: int) -> bool:
     "arguments", [["bench", "--suites", "step"], ["recommend-device", "--preset", "tiny", "--measure"]]
 )
 def test_ctrl_c_says_interrupted(arguments):
-    command = [sys.executable, "-m", "clipctl", *arguments]
-    done = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    done = launch("clipctl", *arguments)
     while not _spawned(done.pid):
         assert done.poll() is None, done.stderr.read()
         time.sleep(0.01)

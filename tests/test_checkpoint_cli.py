@@ -94,8 +94,9 @@ def test_order_is_by_step_and_never_by_time_of_the_file(invoke, root):
 
 
 def test_two_hundred_are_listed(root, invoke):
+    last = newest(root).path
     for copy in range(200):
-        shutil.copytree(newest(root).path, root / "alpha" / "checkpoints" / f"step-00000006.{copy + 1}")
+        shutil.copytree(last, root / "alpha" / "checkpoints" / f"step-00000006.{copy + 1}")
     assert len(invoke("list", "alpha").stdout.splitlines()) == 1 + 4 + 200
 
 

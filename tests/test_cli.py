@@ -14,20 +14,16 @@ from clipctl.cli.app import app
 from clipctl.cli.views import units
 from clipctl.hardware import devices
 from tests.conftest import MICRO
+from tests.launcher import launch
 
 SETTINGS = [argument for key, value in MICRO.items() for argument in ("--set", f"{key}={value}")]
 
 
-def clipctl(*arguments, cwd=None, **environment):
+def clipctl(*arguments, cwd="."):
     """Run the real program."""
-    return subprocess.run(
-        [sys.executable, "-m", "clipctl", *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, **environment},
-        timeout=120,
-    )
+    process = launch("clipctl", *arguments, cwd=cwd)
+    stdout, stderr = process.communicate(timeout=120)
+    return subprocess.CompletedProcess(arguments, process.returncode, stdout, stderr)
 
 
 def invoke(*arguments, **environment):
@@ -38,7 +34,8 @@ def invoke(*arguments, **environment):
 
 
 def test_train_writes_a_run_and_prints_its_score(tmp_path):
-    done = clipctl("train", *SETTINGS, cwd=tmp_path)
+    command = [sys.executable, "-m", "clipctl", "train", *SETTINGS]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, timeout=120)
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["batch_size"] == 12
@@ -123,7 +120,8 @@ def test_a_missing_device_ends_with_4():
 
     if torch.backends.mps.is_available():
         pytest.skip("this machine has an Apple GPU")
-    done = clipctl("train", "--device", "mps")
+    command = [sys.executable, "-m", "clipctl", "train", "--device", "mps"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 4
     assert "error: device mps is not available on this machine" in done.stderr and "available: auto, cpu" in done.stderr
 
@@ -152,10 +150,7 @@ def test_an_unexpected_failure_is_no_traceback_unless_asked_for(tmp_path, monkey
 def test_ctrl_c_ends_with_130(tmp_path):
     import signal
 
-    process = subprocess.Popen(
-        [sys.executable, "-m", "clipctl", "train", *SETTINGS, "--set", "train.epochs=100000", "--name", "mine"],
-        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
-    )  # fmt: skip
+    process = launch("clipctl", "train", *SETTINGS, "--set", "train.epochs=100000", "--name", "mine", cwd=tmp_path)
     assert process.stderr is not None
     for line in process.stderr:
         if "/100000" in line:

@@ -11,13 +11,19 @@ from clipctl.errors import DeviceError
 from clipctl.hardware.devices import open_device
 from clipctl.model import compiling
 from clipctl.runs.rundir import RunDir
-from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs
+from tests.faults.trainer import SETTINGS, digest, finish, start, start_anew, wait_for_epochs
 from tests.test_training import changed, rows, run_training, weights
 
 
+@pytest.fixture(scope="module")
+def compiled(tmp_path_factory):
+    """One place for what is compiled, made anew for these tests."""
+    return tmp_path_factory.mktemp("compiled")
+
+
 @pytest.fixture(autouse=True)
-def _compiled_anew(tmp_path, monkeypatch):
-    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+def _compiled_here(compiled, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(compiled))
     torch.compiler.reset()
 
 
@@ -53,7 +59,7 @@ def test_a_stopped_compiled_run_goes_on_to_the_same_weights(tmp_path):
 
 def test_without_a_compiler_no_run_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("CXX", str(tmp_path / "nothing"))
-    code, _, stderr = finish(start(tmp_path / "runs", *SETTINGS, "--compile"))
+    code, _, stderr = finish(start_anew(tmp_path / "runs", *SETTINGS, "--compile"))
     assert code == 4 and "torch.compile does not work here: InvalidCxxCompiler" in stderr and "Traceback" not in stderr
     assert "leave --compile out" in stderr and not (tmp_path / "runs").exists()
 

@@ -13,6 +13,12 @@ from clipctl.errors import DataError
 from tests.data import files
 
 
+@pytest.fixture(autouse=True)
+def _home(tmp_path_factory, monkeypatch):
+    """Beside the data, not among them; all indexes in one place would be looked through for each."""
+    monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path_factory.mktemp("home")))
+
+
 def index_of(path, **hints):
     return open_index(str(path), Hints(**hints))
 

@@ -26,7 +26,7 @@ from clipctl.training import attempt
 from clipctl.training.session import resume_run
 from clipctl.training.state import read_tensors
 from tests.faults.test_damage import FILES, flip_a_bit, truncate
-from tests.faults.trainer import SETTINGS, digest, finish, start, wait_until
+from tests.faults.trainer import SETTINGS, digest, finish, start_anew, wait_until
 
 # Long enough to be hit in the middle: 120 steps, a checkpoint after every fourth and every epoch of three.
 LAST_STEP = 120
@@ -78,7 +78,7 @@ def say(text: str) -> None:
 def kill_and_resume(root: Path, chance: random.Random, *, in_save: bool, wanted: int) -> tuple[int, RunDir, str]:
     """One run, killed up to `wanted` times and resumed each time, then left to finish. Returns kills and complaint."""
     run, hits = RunDir(root / "run"), 0
-    process = start(root, *RUN)
+    process = start_anew(root, *RUN)
     while hits < wanted:
         wait_for_the_moment(run, chance, process, in_save=in_save)
         if process.poll() is not None:
@@ -87,7 +87,7 @@ def kill_and_resume(root: Path, chance: random.Random, *, in_save: bool, wanted:
         process.communicate()
         hits += not in_save or bool(partial_saves(run))
         begun = run.config_file.exists()  # otherwise there is nothing yet to go on with
-        process = start(root, *(["--resume", "run"] if begun else RUN), workers=chance.choice([0, 0, 1]))
+        process = start_anew(root, *(["--resume", "run"] if begun else RUN), workers=chance.choice([0, 0, 1]))
     code, _, stderr = finish(process)
     return hits, run, "" if code == 0 else f"exit {code}: {stderr[-500:]}"
 
@@ -190,7 +190,7 @@ def main() -> None:
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as directory:
         base = Path(directory)
-        code, _, stderr = finish(start(base, *RUN))
+        code, _, stderr = finish(start_anew(base, *RUN))
         assert code == 0, stderr
         original = RunDir((base / "run").rename(base / "original"))
         EXPECTED.append(digest(original, LAST_STEP))

@@ -149,7 +149,7 @@ def shards(tmp_path_factory):
     return files.img2dataset(tmp_path_factory.mktemp("shards"), shards=4, pairs=10)
 
 
-STEPS = 120
+STEPS = 48
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,7 @@ STEPS = 120
 )
 def test_a_stopped_training_on_files_goes_on_to_the_same_weights(request, tmp_path, source, cache, workers, more):
     data = str(request.getfixturevalue(source))
-    settings = [data, *SETTINGS, "--set=train.epochs=40", "--set=train.batch_size=12", "--set=save.every=1e", *more]
+    settings = [data, *SETTINGS, "--set=train.epochs=16", "--set=train.batch_size=12", "--set=save.every=1e", *more]
     code, _, stderr = finish(start(tmp_path, *settings, "--name", "unbroken"))
     assert code == 0, stderr
     process = start(tmp_path, *settings, "--cache", cache, "--name", "broken", workers=workers)

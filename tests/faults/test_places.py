@@ -15,7 +15,7 @@ from clipctl.errors import SaveError
 from clipctl.runs.metrics import STEP, MetricsWriter, read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training import attempt, loop
+from clipctl.training import attempt, loop, saver
 from clipctl.training.journal import Nobody
 from clipctl.training.plan import make_plan
 from clipctl.training.saver import SaveCadence
@@ -130,8 +130,8 @@ def test_a_failed_save_is_tried_again_when_the_next_is_due(micro, tmp_path, monk
 
     monkeypatch.setattr(loop, "write_checkpoint", fail)
     cadence = SaveCadence(Interval.parse("10m"))
-    cadence._tried -= 601
-    monkeypatch.setattr(loop, "SaveCadence", lambda every: cadence)
+    cadence._tried_s -= 601
+    monkeypatch.setattr(saver, "SaveCadence", lambda every: cadence)
     run = RunDir.create(tmp_path, "tiny", "run")
     config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(10, "m"), keep_best=0))
     with pytest.raises(SaveError, match=r"step 6 could not be saved .*there is none yet"):
@@ -142,7 +142,7 @@ def test_a_failed_save_is_tried_again_when_the_next_is_due(micro, tmp_path, monk
 
 def test_a_reader_that_leaves_does_not_end_the_training(tmp_path, unbroken):
     """`clipctl train 2>&1 | head -3`, in effect."""
-    process = start(tmp_path, *SETTINGS, "--set=train.epochs=200", "--name", "run")
+    process = start(tmp_path, *SETTINGS, "--set=train.epochs=100", "--name", "run")
     assert process.stderr is not None and process.stdout is not None
     while "images/s" not in process.stderr.readline():
         pass

@@ -18,7 +18,7 @@ from clipctl.runs.store import CheckpointStore
 from clipctl.training.journal import Nobody
 from clipctl.training.plan import make_plan
 from tests.conftest import train
-from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs, wait_until
+from tests.faults.trainer import SETTINGS, digest, finish, start, start_anew, wait_for_epochs, wait_until
 
 CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 
@@ -26,7 +26,7 @@ CODES = {signal.SIGINT: 130, signal.SIGTERM: 143}
 @pytest.mark.parametrize("delay_s", [0.1, 0.2, 0.5, 1.5])
 @pytest.mark.parametrize("number", CODES)
 def test_a_signal_while_it_starts(tmp_path, number, delay_s):
-    process = start(tmp_path, *SETTINGS, "--name", "run", "--set=train.epochs=500")
+    process = start_anew(tmp_path, *SETTINGS, "--name", "run", "--set=train.epochs=500")
     time.sleep(delay_s)
     os.killpg(process.pid, number)
     code, _, stderr = finish(process)
@@ -57,9 +57,9 @@ def test_a_signal_inside_an_evaluation_ends_it_at_the_next_batch(tmp_path):
     """Nine tenths are held out, so that most of the time is evaluation; it is repeated when the run goes on."""
     settings = [
         *SETTINGS,
-        "--set=data.source=synthetic:4000",
+        "--set=data.source=synthetic:2000",
         "--set=data.val_fraction=0.9",
-        "--set=data.val_limit=4000",
+        "--set=data.val_limit=2000",
         "--set=train.epochs=2",
     ]
     run = RunDir(tmp_path / "run")
@@ -70,7 +70,7 @@ def test_a_signal_inside_an_evaluation_ends_it_at_the_next_batch(tmp_path):
     assert code == 143, stderr
     assert not [row for row in read_rows(run.metrics_file) if row["kind"] == "eval"]
     last = CheckpointStore(run).last()
-    assert last is not None and (last.step, last.manifest.epoch, last.manifest.metrics) == (34, 0, {})
+    assert last is not None and (last.step, last.manifest.epoch, last.manifest.metrics) == (17, 0, {})
     assert finish(start(tmp_path, "--resume", "run"))[0] == 0
     rows = list(read_rows(run.metrics_file))
     assert [row["epoch"] for row in rows if row["kind"] == "eval"] == [1, 2]

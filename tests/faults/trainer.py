@@ -9,14 +9,24 @@ import time
 from clipctl.runs.checkpoint import MODEL, OPTIMIZER, STATE
 from clipctl.runs.store import CheckpointStore
 from tests.conftest import MICRO
+from tests.launcher import PIPES, launch
 
 SETTINGS = [f"--set={key}={value}" for key, value in {**MICRO, "train.epochs": 8, "save.every": "1e"}.items()]
 TOTAL_STEPS = 24
 
 
 def start(root, *arguments, workers=0):
-    command = [sys.executable, "-m", "clipctl", "train", "--runs-dir", str(root), f"--workers={workers}", *arguments]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    return launch(*words(root, *arguments, workers=workers))
+
+
+def start_anew(root, *arguments, workers=0):
+    """By a Python of its own, where it matters how a process starts or that it has nothing in common with others."""
+    command = [sys.executable, "-m", *words(root, *arguments, workers=workers)]
+    return subprocess.Popen(command, start_new_session=True, **PIPES)
+
+
+def words(root, *arguments, workers):
+    return ["clipctl", "train", "--runs-dir", str(root), f"--workers={workers}", *arguments]
 
 
 def finish(process):
