@@ -319,7 +319,7 @@ def _spawned(pid: int | None = None) -> list[psutil.Process]:
 def test_a_precision_that_is_emulated_is_left_out():
     peaks = [Peak("cpu", "fp32", 2, 100.0), Peak("cpu", "bf16", 2, 3.0)]
     found = steps.measure_probes([(StepProbe("tiny", 2),)], ["bf16"], ["cpu"], 1, peaks)
-    assert found.rows == [] and found.skipped == ["steps in bf16 on cpu: products are not faster in it"]
+    assert found.rows == [] and found.skipped == ["steps in bf16 on cpu: matrix products are no faster than in fp32"]
 
 
 # --- recommend-device -----------------------------------------------------------------------------------------

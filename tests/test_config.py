@@ -150,7 +150,7 @@ def test_configs_are_frozen():
 def test_a_key_that_stands_twice_is_refused_by_line(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("optim:\n  lr: 1e-3\n  weight_decay: 0.1\n  lr: 1e-4\n")
-    with pytest.raises(ConfigError, match=r"line 4 is not valid YAML: the key 'lr' stands here twice"):
+    with pytest.raises(ConfigError, match=r"line 4 is not valid YAML: the key 'lr' occurs twice"):
         load_yaml(file)
 
 

@@ -82,7 +82,7 @@ def measure_probes(
         if _is_promising(device, precision, peaks):
             settings[device].append(Setting(device, precision, threads))
         else:
-            results.skipped.append(f"steps in {precision} on {device}: products are not faster in it")
+            results.skipped.append(f"steps in {precision} on {device}: matrix products are no faster than in fp32")
     timings: dict[tuple[StepProbe, Setting], Timing] = {}
     peaks_bytes: dict[tuple[StepProbe, Setting], int] = {}
     visits = [_Visit(group, tuple(settings[device])) for group in groups for device in devices if settings[device]]
@@ -189,7 +189,7 @@ def measure_workload(
         setting = Setting(device, "fp32" if precision == "auto" else precision, threads)
         step = CostModel(load_profile()).step_s(setting, workload)
         chosen = workload.cut() if step is None or step.value > AFFORDABLE_STEP_S else workload
-        tell(f"measuring steps of batch {chosen.batch_size} in {setting.precision} on {device}")
+        tell(f"measuring steps at batch size {chosen.batch_size} in {setting.precision} on {device}")
         with closing(TrialProcess([Task(config, chosen, (setting,))])) as process:
             ((timings, peak_bytes),) = process.visit(limit_s=STEP_LIMIT_S)
         samples.append(sample_of(setting, chosen, timings[setting], peak_bytes))

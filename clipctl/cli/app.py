@@ -45,7 +45,7 @@ class Commands(TyperGroup):
             if type(error).__module__.startswith("typer."):  # usage errors, which Typer prints itself
                 raise
             _show_traceback()
-            hint = "this is a mistake in clipctl; CLIPCTL_DEBUG=1 shows where, please report it"
+            hint = "this is a bug in clipctl; CLIPCTL_DEBUG=1 shows where; please report it"
             _print_problem(f"{type(error).__name__}: {error}", hint)
             raise typer.Exit(ExitCode.FAILURE) from None
 

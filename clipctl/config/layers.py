@@ -67,7 +67,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
                     raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} stands here twice", key.start_mark
+                        None, None, f"the key {key.value!r} occurs twice", key.start_mark
                     )
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -96,7 +96,7 @@ def load_yaml(path: Path) -> Layer:
     if document is None:
         document = {}
     if not isinstance(document, dict):
-        raise ConfigError(f"{path} must hold keys and values, found a {type(document).__name__}")
+        raise ConfigError(f"{path} must contain keys and values, found a {type(document).__name__}")
     return Layer(str(path), dict(_flatten(document, "")))
 
 

@@ -37,8 +37,8 @@ class NonfiniteGuard:
         if before:
             gradient += f" (at step {before['step']} still {before['grad_norm']:.3g})"
         return TrainingError(
-            f"training diverged: {self.in_a_row} steps in a row, the last being step {row['step']}, had no finite loss "
+            f"training diverged: {self.in_a_row} steps in a row, up to step {row['step']}, had a NaN or infinite loss "
             f"or gradient. Loss {row['loss']:.3g}, {gradient}, scale {1 / row['temperature']:.3g}, "
-            f"learning rate {row['lr']:.2e}, batch of {row['batch_size']}. They changed no weight",
+            f"learning rate {row['lr']:.2e}, batch size {row['batch_size']}. No weights were changed",
             way_out,
         )

@@ -150,6 +150,6 @@ def stopped(run: Training) -> Stopped:
     code = ExitCode.INTERRUPTED if run.stop.signal == signal.SIGINT else ExitCode.TERMINATED
     return Stopped(
         f"stopped at step {run.state.step} of {run.plan.schedule.total_steps}; everything is saved in {run.run.path}",
-        f"go on with: clipctl train --resume {run.run.handle}",
+        f"continue: clipctl train --resume {run.run.handle}",
         code,
     )

@@ -59,7 +59,7 @@ def verify_device(plan: TrainPlan) -> Verification | None:
         return Verification(plan.placement.device.label, False, words, 0.0)
     key = _key(plan)
     if (known := load_profile().checked.get(key)) and known.get("passed"):
-        return Verification(plan.placement.device.label, True, f"{known['words']}, as found before", 0.0)
+        return Verification(plan.placement.device.label, True, f"{known['words']}, as verified before", 0.0)
     started = time.perf_counter()
     passed, words = _try_to_compare(plan)
     plan.placement.device.release()
@@ -75,15 +75,15 @@ def _try_to_compare(plan: TrainPlan) -> tuple[bool, str]:
         return False, str(difference)
     except RuntimeError as error:
         if not is_out_of_memory(error):  # such as a kernel that the device lacks
-            return False, f"a step cannot be made: {str(error).strip().splitlines()[0]}"
+            return False, f"a training step fails: {str(error).strip().splitlines()[0]}"
         batch_size = plan.config.train.batch_size
         hint = f"try --batch-size {max(2, batch_size // 2)}, or --device cpu"
         raise DeviceError(f"{plan.placement.device.kind} is out of memory at batch size {batch_size}", hint) from error
 
 
 def device_error(verdict: Verification) -> DeviceError:
-    hint = "train on the CPU: --device cpu; --allow-unverified-device trains on it all the same and marks the run"
-    return DeviceError(f"{verdict.device} does not compute what the CPU computes: {verdict.words}", hint)
+    hint = "train with --device cpu, or pass --allow-unverified-device to train anyway; the run is marked"
+    return DeviceError(f"{verdict.device} does not give the same results as the CPU: {verdict.words}", hint)
 
 
 def known_fault(device: Device, workload: Workload) -> str | None:
@@ -141,8 +141,11 @@ def _compare(plan: TrainPlan) -> str:
         _compare_steps(sides.device_step(workload, precision), on_cpu, precision)
     exactly = all(torch.equal(again.gradients[name], one) for name, one in on_device.gradients.items())
     blocks = "" if workload == plan.forecast.workload else " in two blocks of each tower"
-    repeat = "repeats to the bit" if exactly else "repeats up to rounding"
-    return f"{len(on_cpu.gradients)} parameters{blocks} agree with the CPU within {largest:.0e}, and it {repeat}"
+    repeat = "bit-identical" if exactly else "equal up to rounding"
+    return (
+        f"the gradients of {len(on_cpu.gradients)} parameters{blocks} match the CPU's within {largest:.0e}, and are "
+        f"{repeat} when repeated"
+    )
 
 
 def _is_affordable(plan: TrainPlan) -> bool:

@@ -121,7 +121,7 @@ class Saver:
         if self._saved is None:
             return f"there is no checkpoint yet; start again with {lower}"
         return (
-            f"the last good checkpoint is from step {self._saved[0]}; go on from there with a lower rate: "
+            f"the last good checkpoint is from step {self._saved[0]}; continue from there with a lower learning rate: "
             f"clipctl train --resume {self._run.handle} --allow-change {lower}"
         )
 

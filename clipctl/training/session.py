@@ -146,7 +146,7 @@ def resume_run(
     plan = make_plan(config, before=setting_of(environment), tokenizer=tokenizer, tell=tell)
     if fingerprint != plan.data.fingerprint and not allow_change:
         raise DataError(
-            f"{' + '.join(plan.config.data.source)} has changed since the run was stopped: other pictures or captions",
+            f"{' + '.join(plan.config.data.source)} has changed since the run was stopped: pictures or captions differ",
             "bring the old data back, or pass --allow-change to go on with the new",
         )
     notes += [*compare_lengths(checkpoint, before, plan), *compare_environments(environment, plan)]
@@ -194,7 +194,7 @@ def _choose(store: CheckpointStore, which: str | None, notes: list[str]) -> Chec
         raise CheckpointError(f"none of the run's checkpoints can be used: {'; '.join([*strange, *skipped])}")
     notes += [f"skipped damaged checkpoint {problem}" for problem in skipped]
     if checkpoint is None and skipped:
-        raise CheckpointError(f"no checkpoint of the run is whole: {'; '.join(skipped)}")
+        raise CheckpointError(f"no checkpoint of the run is intact: {'; '.join(skipped)}")
     if checkpoint is None:
-        notes.append("the run was ended before its first checkpoint; it starts from the beginning")
+        notes.append("the run ended before its first checkpoint, so it starts from the beginning")
     return checkpoint

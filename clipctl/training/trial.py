@@ -125,7 +125,7 @@ class TrialProcess:
         try:
             return self._process.submit(_visit, self._tasks, limit_s, min_samples).result()
         except BrokenProcessPool:
-            words = "the steps were ended by the system, most likely for want of memory"
+            words = "the system ended the steps, most likely because memory ran out"
         except (RuntimeError, MemoryError) as error:
             words = "out of memory" if is_out_of_memory(error) else str(error).strip().splitlines()[0]
         last = self._tasks[-1]

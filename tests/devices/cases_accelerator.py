@@ -259,7 +259,7 @@ def test_a_kernel_that_is_missing_is_a_failure_and_no_crash(monkeypatch):
 
     monkeypatch.setattr(preflight, "_compare", lacks)
     verdict = verify_device(plan_for(device="fake"))
-    assert not verdict.passed and "a step cannot be made: aten::something" in verdict.words
+    assert not verdict.passed and "a training step fails: aten::something" in verdict.words
 
 
 def test_the_cpu_needs_no_check():
@@ -273,7 +273,7 @@ def invoke(*arguments):
 def test_a_wrong_device_ends_the_command_before_a_run_is_made(tmp_path):
     with fake.using(faults={"gradient_scaled"}):
         done = invoke("train", "--device", "fake", "--runs-dir", str(tmp_path))
-    assert done.exit_code == 4 and "does not compute what the CPU computes" in done.stderr
+    assert done.exit_code == 4 and "does not give the same results as the CPU" in done.stderr
     assert "--allow-unverified-device" in done.stderr and not list(tmp_path.glob("*-tiny-*"))
 
 
@@ -307,7 +307,7 @@ def test_a_device_that_lacks_a_kernel_is_not_chosen(monkeypatch):
 
 def test_a_right_device_is_noted(tmp_path):
     done = invoke("train", "--device", "fake", "--runs-dir", str(tmp_path), "--name", "r")
-    assert done.exit_code == 0 and "agree with the CPU" in done.stderr
+    assert done.exit_code == 0 and "match the CPU's" in done.stderr
     assert json.loads((tmp_path / "r/environment.json").read_text())["device"]["verified"] == "passed"
 
 

@@ -91,7 +91,7 @@ def test_several_in_a_row_end_the_run_with_a_diagnosis(micro, tmp_path, monkeypa
         "scale",
     ):
         assert word in str(error)
-    assert "learning rate" in str(error) and "batch of 12" in str(error)
+    assert "learning rate" in str(error) and "batch size 12" in str(error)
     assert error.hint is not None and "checkpoint is from step 6" in error.hint and "--lr 0.0004" in error.hint
     status = run.status()
     assert status is not None and status.state == "failed"
