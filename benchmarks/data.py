@@ -29,7 +29,7 @@ from clipctl.data.decoding import open_picture
 from clipctl.data.images import Augmentation, augment, kept_side
 from clipctl.hardware import cpu
 from clipctl.hardware.memory import keep_freed_memory
-from clipctl.model.encoder import MEAN, STD, normalise
+from clipctl.model.clip import MEAN, STD, normalise
 
 INDEX_ROWS, OPEN_PAIRS = 1_000_000, 10_000_000
 SIZE_PX = 224

@@ -21,7 +21,7 @@ from transformers import CLIPConfig, CLIPModel
 from clipctl.config.layers import Layer, resolve
 from clipctl.data.batch import Batch
 from clipctl.hardware import cpu
-from clipctl.model.encoder import normalise
+from clipctl.model.clip import normalise
 from clipctl.training.attempt import make_loader, make_state
 from clipctl.training.plan import make_plan
 from clipctl.training.step import train_step

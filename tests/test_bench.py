@@ -271,8 +271,8 @@ def test_probes_leave_out_what_forecasts_are_tested_with():
 def test_a_step_is_measured_in_a_process_of_its_own_and_kept():
     results = steps.measure_probes([(StepProbe("tiny", 2),)], ["fp32"], ["cpu"], 1, [])
     (found,) = results.rows
-    assert found.operation == "tiny" and found.peak_bytes > 50e6 and found.model["model.image.width"] == 128
-    assert any(sample.batch_size == 2 and sample.peak_bytes for sample in load_profile().steps)
+    assert found.operation == "tiny" and found.peak_bytes > 50e6 and found.workload["model"]["model.image.width"] == 128
+    assert any(sample.workload["batch_size"] == 2 and sample.peak_bytes for sample in load_profile().steps)
 
 
 def test_groups_take_turns_each_in_one_process():
@@ -341,7 +341,7 @@ def test_numbers_that_are_none_are_refused(params):
         (["--preset", "tiny", "--memory", "8X"], "--memory must be a memory size"),
         (["--preset", "tiny", "--batch-size", "1"], "--batch-size must be 2 or more"),
         (["--preset", "tiny", "--devices", "tpu"], "unknown device 'tpu'"),
-        (["--preset", "tiny", "--measure", "--results", "x.json"], "choose one"),
+        (["--preset", "tiny", "--measure", "--results", "x.json"], "pass only one of them"),
     ],
 )
 def test_questions_that_make_no_sense_are_refused(arguments, words):
@@ -359,7 +359,7 @@ def test_the_answer_as_data():
     split = candidate["memory_split"]
     assert sum(split.values()) == pytest.approx(candidate["memory_bytes"], rel=0.01)
     assert split["weights_bytes"] == pytest.approx(4 * document["parameters"], rel=0.5)
-    assert [band["notes"] for band in document["bands"]] == ["CPU", "CPU", "test both", "GPU"]
+    assert [band["rule_of_thumb"] for band in document["bands"]] == ["CPU", "CPU", "test both", "GPU"]
 
 
 def test_what_fits_nowhere_ends_with_3_and_says_so():
@@ -450,8 +450,8 @@ def test_a_busy_moment_leaves_no_case_out(monkeypatch, looks, sizes, skipped):
     assert [case.size for case in bench._cases(add)] == sizes and bench.skipped == skipped and not looks
 
 
-def test_the_bands_are_the_notes():
-    assert [(name, notes) for name, _, _, notes in BANDS] == [
+def test_the_rule_of_thumb_by_size():
+    assert [(name, rule) for name, _, _, rule in BANDS] == [
         ("Tiny", "CPU"),
         ("Small", "CPU"),
         ("Medium", "test both"),

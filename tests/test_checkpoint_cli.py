@@ -152,7 +152,7 @@ def test_verify_deep_finds_what_is_not_finite(invoke, root):
     result = invoke("verify", "alpha", "--deep")
     assert result.exit_code == 3
     assert "text.positions in model.safetensors has 1 non-finite numbers" in result.stdout
-    assert "image.patches.weight in model.safetensors has 2 numbers" in result.stdout
+    assert "image.patches.weight in model.safetensors has 2 non-finite numbers" in result.stdout
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16])

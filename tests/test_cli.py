@@ -39,7 +39,7 @@ def test_train_writes_a_run_and_prints_its_score(tmp_path):
     assert done.returncode == 0, done.stderr
     (run,) = (tmp_path / "runs").iterdir()
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["batch_size"] == 12
-    assert "held-out pictures" in done.stdout and run.name in done.stdout
+    assert "unseen pictures matched" in done.stdout and run.name in done.stdout
     assert "images/s" in done.stderr and "\x1b" not in done.stderr + done.stdout
 
 

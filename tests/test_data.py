@@ -12,7 +12,7 @@ from clipctl.data.loader import Collate, Pair, PairDataset, TrainLoader
 from clipctl.data.sampling import EpochSampler, Key, epoch_batches
 from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.data.tokenizers import PAD_ID, START_ID, UNKNOWN_ID, CharacterTokenizer
-from clipctl.model.encoder import MEAN, STD, normalise
+from clipctl.model.clip import MEAN, STD, normalise
 
 DRAWN = Augmentation.of(DataConfig(), drawn=True)
 

@@ -161,7 +161,7 @@ class _Bench:
 
     def _warnings(self, rows: list[BenchRow], other_cores: float) -> Iterator[str]:
         if other_cores > BUSY_CORES:
-            yield f"other programs kept {other_cores:.1f} cores busy during the measurement: close them and measure again"
+            yield f"other programs kept {other_cores:.1f} cores busy meanwhile: close them and measure again"
         for row in rows:
             if row.error is not None and row.dtype == "fp32" and not row.error <= WRONG_ERROR:
                 words = f"{row.operation} of {row.size:,} on {row.device}"

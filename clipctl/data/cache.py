@@ -73,7 +73,7 @@ class DiskCache:
         self.slot_bytes = slot_bytes(side_px)
         self._slots = min(len(source), limit_bytes // self.slot_bytes)
         self.path = pictures_dir() / f"{cache_key(source, side_px)}.u8"
-        self._open()
+        self._is_open = False  # opened when the first picture is asked for
 
     def _open(self) -> None:
         # Locked, because a second process that sizes the file at the same time could shrink it again.
@@ -84,17 +84,18 @@ class DiskCache:
         self._file = self.path.open("r+b", buffering=0)
         self._map = np.memmap(self.path, dtype=np.uint8, mode="r") if self._slots else np.zeros(0, dtype=np.uint8)
         self._checked = np.zeros(self._slots, dtype=bool)
+        self._is_open = True
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_file", "_map", "_checked")}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._open()
+        """Workers open the file themselves."""
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("_file", "_map", "_checked")}
+        return {**kept, "_is_open": False}
 
     def get(self, index: int) -> Pixels:
         if index >= self._slots:
             return decoded(self._source, index, self._side_px)
+        if not self._is_open:
+            self._open()
         pixels = self._read(index)
         if pixels is None:
             pixels = decoded(self._source, index, self._side_px)

@@ -3,13 +3,14 @@
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from clipctl.errors import RunError
 from clipctl.monitor.liveness import SILENCE_S, Quiet, probe, run_state
 from clipctl.monitor.watch import RunWatcher, Snapshot
+from clipctl.progress import Tell, silent
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 
@@ -17,7 +18,7 @@ from clipctl.runs.store import CheckpointStore
 
 
 def find_run(
-    root: Path, text: str | None, *, waits: bool = False, interval_s: float = 1.0, tell: Callable[[str], None] = print
+    root: Path, text: str | None, *, waits: bool = False, interval_s: float = 1.0, tell: Tell = silent
 ) -> RunDir:
     """The run that `text` names, or else the most likely one. If `waits`, wait until there is one."""
     said = False

@@ -39,11 +39,6 @@ def lr_at(step: int, total_steps: int, config: OptimConfig) -> float:
     return config.lr * (config.final_lr_share + (1 - config.final_lr_share) * cosine)
 
 
-def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-
-
 _BLOCK = re.compile(r"((?:image|text)\.blocks\.\d+)\.")
 
 

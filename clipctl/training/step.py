@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from clipctl.data.batch import Batch
-from clipctl.model.encoder import autocast, normalise
+from clipctl.model.clip import autocast, normalise
 from clipctl.model.loss import LOSSES, batch_accuracy
-from clipctl.training.optim import set_lr
 from clipctl.training.state import TrainState
 
 Mark = Callable[[str], None]
@@ -64,7 +63,8 @@ def gradients(state: TrainState, batch: Batch, mark: Mark = lambda phase: None) 
 
 def update(state: TrainState, loss: Tensor, *, lr: float) -> Tensor:
     """Clip the gradients, move the weights and count the step; returns the norm before clipping."""
-    set_lr(state.optimizer, lr)
+    for group in state.optimizer.param_groups:
+        group["lr"] = lr
     parameters = list(state.model.parameters())
     if state.loss_scale is not None:
         state.loss_scale.unscale(parameters)

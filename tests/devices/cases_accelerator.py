@@ -94,7 +94,7 @@ def test_the_device_that_was_measured_faster_is_chosen(seconds, expected, monkey
     timings(seconds, monkeypatch)
     plan = plan_for(precision="fp32", steps=1_000_000)
     assert plan.placement.device.label == expected
-    assert plan.placement.device.reason.startswith(f"measured {seconds[expected]:g} s a step")
+    assert plan.placement.device.reason.startswith(f"measured {seconds[expected]:g} s per step")
     for label, value in seconds.items():
         assert label == expected or f"{label} {value:g} s" in plan.placement.device.reason
 
@@ -103,13 +103,13 @@ def test_a_choice_is_remembered(monkeypatch):
     timings({"cpu": 0.10, "fake": 0.05, "hybrid": 0.07}, monkeypatch)
     first = plan_for(precision="fp32", steps=1_000_000)
     monkeypatch.setattr(choice, "time_steps", lambda *_, **__: pytest.fail("measured again"))
-    assert plan_for(precision="fp32", steps=1_000_000).device == first.device
+    assert plan_for(precision="fp32", steps=1_000_000).placement.device == first.placement.device
 
 
 def test_a_short_run_is_not_worth_measuring(monkeypatch):
     monkeypatch.setattr(choice, "time_steps", lambda *_, **__: pytest.fail("measured"))
     plan = plan_for(steps=1)
-    assert plan.placement.device.label == "cpu" and plan.placement.device.reason.startswith("through in about")
+    assert plan.placement.device.label == "cpu" and plan.placement.device.reason.startswith("finishes in about")
 
 
 def test_a_long_run_that_cannot_be_measured_goes_by_what_is_usual(monkeypatch):
@@ -166,7 +166,7 @@ def test_a_broken_run_ends_like_an_unbroken_one_bit_for_bit(tmp_path, device, pr
         with pytest.raises(Stop):
             carry_out(saving, run)
     resumption = resume_run(run)
-    assert (resumption.step, resumption.plan.device.label) == (3, device)
+    assert (resumption.step, resumption.plan.placement.device.label) == (3, device)
     carry_out(resumption.plan, run, resume_from=resumption.checkpoint)
     assert digest(run, 6) == digest(whole, 6)
 
@@ -174,12 +174,15 @@ def test_a_broken_run_ends_like_an_unbroken_one_bit_for_bit(tmp_path, device, pr
 def test_auto_goes_on_where_the_run_began(tmp_path, monkeypatch):
     timings({"cpu": 0.10, "fake": 0.05, "hybrid": 0.07}, monkeypatch)
     begun = plan_for(precision="fp32", steps=1_000_000)
-    assert begun.device.label == "fake"
-    run = train(tmp_path, "run", replace(begun, total_steps=3))
+    assert begun.placement.device.label == "fake"
+    run = train(tmp_path, "run", replace(begun, schedule=replace(begun.schedule, total_steps=3)))
     timings({"cpu": 0.01, "fake": 0.05, "hybrid": 0.07}, monkeypatch)
     monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path / "elsewhere"))
     resumption = resume_run(run)
-    assert (resumption.plan.device.label, resumption.plan.device.reason) == ("fake", "as the run began")
+    assert (resumption.plan.placement.device.label, resumption.plan.placement.device.reason) == (
+        "fake",
+        "as the run began",
+    )
 
 
 def test_the_peak_is_that_of_the_device(tmp_path):
@@ -240,7 +243,7 @@ def test_a_correct_device_passes_in_half_precision(precision, tmp_path, monkeypa
 def test_what_passed_is_not_checked_again_and_what_failed_is(monkeypatch):
     assert verify_device(plan_for(device="fake")).passed
     monkeypatch.setattr(preflight, "_compare", lambda plan: pytest.fail("checked again"))
-    assert "as found before" in verify_device(plan_for(device="fake")).words
+    assert "as verified before" in verify_device(plan_for(device="fake")).words
     with pytest.raises(pytest.fail.Exception):  # another precision was never checked
         verify_device(plan_for(device="fake", precision="bf16"))
     (kept,) = load_profile().checked.values()
@@ -302,7 +305,7 @@ def test_a_device_that_lacks_a_kernel_is_not_chosen(monkeypatch):
 
     monkeypatch.setattr(choice, "time_steps", lacks)
     monkeypatch.setattr(choice, "SHARE_OF_RUN", 1e9)
-    assert plan_for().device.label == "cpu"
+    assert plan_for().placement.device.label == "cpu"
 
 
 def test_a_right_device_is_noted(tmp_path):

@@ -15,10 +15,11 @@ from clipctl.errors import SaveError
 from clipctl.runs.metrics import STEP, MetricsWriter, read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training import attempt, loop, saver
+from clipctl.training import attempt, saver
 from clipctl.training.journal import Nobody
 from clipctl.training.plan import make_plan
 from clipctl.training.saver import SaveCadence
+from clipctl.training.state import write_tensors
 from tests.conftest import train
 from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs
 
@@ -55,7 +56,7 @@ def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(filesystem, unbr
     assert len(errors) == 1 and "the checkpoint of step 24 could not be saved" in errors[0]
     kept = CheckpointStore(run).all()
     assert kept and not any(checkpoint.problems() for checkpoint in kept)
-    assert f"the last one is that of step {kept[-1].step}" in errors[0]
+    assert f"the last one is from step {kept[-1].step}" in errors[0]
     assert not list(run.checkpoints_dir.glob(".*"))
     # Room is made; the run goes on to where it would have come.
     shutil.rmtree(kept[0].path)
@@ -80,7 +81,7 @@ def test_every_amount_of_room_leaves_what_was_there(filesystem, micro):
             os.posix_fallocate(file.fileno(), 0, max(1, free - pages * page))
         try:
             CheckpointStore(run, keep_last=9).save(
-                lambda directory: loop.write_checkpoint(state, directory, {}), step=99, epoch=9, metrics={}
+                lambda directory: write_tensors(state, directory), step=99, epoch=9, metrics={}
             )
         except OSError as error:
             assert error.errno == errno.ENOSPC
@@ -98,14 +99,14 @@ def test_every_amount_of_room_leaves_what_was_there(filesystem, micro):
 def test_a_full_disk_without_a_full_disk(micro, tmp_path, monkeypatch):
     """The same where nothing can be mounted: the second and third save meet ENOSPC."""
     saves = iter([None, errno.ENOSPC, errno.ENOSPC] + [None] * 9)
-    write = loop.write_checkpoint
+    write = saver.write_tensors
 
-    def failing(state, directory, facts):
-        write(state, directory, facts)
+    def failing(state, directory):
+        write(state, directory)
         if number := next(saves):
             raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(loop, "write_checkpoint", failing)
+    monkeypatch.setattr(saver, "write_tensors", failing)
     said = []
 
     class Watcher(Nobody):
@@ -125,10 +126,10 @@ def test_a_full_disk_without_a_full_disk(micro, tmp_path, monkeypatch):
 def test_a_failed_save_is_tried_again_when_the_next_is_due(micro, tmp_path, monkeypatch):
     """By minutes: not at every step after the first failure."""
 
-    def fail(state, directory, facts):
+    def fail(state, directory):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(loop, "write_checkpoint", fail)
+    monkeypatch.setattr(saver, "write_tensors", fail)
     cadence = SaveCadence(Interval.parse("10m"))
     cadence._tried_s -= 601
     monkeypatch.setattr(saver, "SaveCadence", lambda every: cadence)

@@ -11,7 +11,7 @@ from clipctl.errors import ExitCode, RunError
 
 def list_(runs: options.Runs = None, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
     """List checkpoints: step, score, size, age, and which are best, last, damaged or incomplete."""
-    from clipctl.cli.views.checkpoints import checkpoint_lines
+    from clipctl.cli.views.checkpoint import checkpoint_lines
     from clipctl.runs.inventory import entry_document, find_runs
     from clipctl.runs.rundir import runs_root
     from clipctl.runs.store import CheckpointStore
@@ -29,7 +29,7 @@ def list_(runs: options.Runs = None, runs_dir: options.RunsDir = None, json: opt
 
 def show(checkpoint: options.Checkpoint, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
     """Show what a checkpoint holds: metrics, settings, and every tensor's name, shape and type."""
-    from clipctl.cli.views.checkpoints import checkpoint_view
+    from clipctl.cli.views.checkpoint import checkpoint_view
     from clipctl.runs.inventory import checkpoint_document
     from clipctl.runs.rundir import runs_root
     from clipctl.runs.store import find_checkpoint
@@ -50,7 +50,7 @@ def verify(
     json: options.Json = False,
 ) -> None:
     """Check every byte against its sha256; exit 3 if anything is damaged."""
-    from clipctl.cli.views.checkpoints import verdict_line
+    from clipctl.cli.views.checkpoint import verdict_line
     from clipctl.runs.inventory import all_problems, entry_document, find_entries
     from clipctl.runs.rundir import runs_root
 
@@ -80,7 +80,7 @@ def prune(
 ) -> None:
     """Delete all but the last, the best and the newest intact checkpoint. Dry run unless --yes is given."""
     from clipctl.cli.views import units
-    from clipctl.cli.views.checkpoints import pruned_line
+    from clipctl.cli.views.checkpoint import pruned_line
     from clipctl.runs.inventory import entry_document, find_runs
     from clipctl.runs.rundir import runs_root
     from clipctl.runs.store import CheckpointStore
@@ -119,7 +119,7 @@ def diff(
     json: options.Json = False,
 ) -> None:
     """Compare two checkpoints: settings, metrics, and how much each tensor has changed."""
-    from clipctl.cli.views.checkpoints import difference_view
+    from clipctl.cli.views.checkpoint import difference_view
     from clipctl.runs.checkpoint import MODEL
     from clipctl.runs.inventory import changes, flat
     from clipctl.runs.rundir import runs_root
