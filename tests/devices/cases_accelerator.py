@@ -13,7 +13,7 @@ from clipctl.cli.app import app
 from clipctl.config.layers import Layer, resolve
 from clipctl.config.quantities import Interval
 from clipctl.errors import DeviceError
-from clipctl.hardware import devices
+from clipctl.hardware import devices, faults
 from clipctl.hardware.devices import open_device
 from clipctl.hardware.profile import load_profile
 from clipctl.hardware.timing import Timing
@@ -53,7 +53,7 @@ def with_seed(plan, seed):
 
 
 def test_the_accelerator_is_found_and_described():
-    assert devices.labels() == ["cpu", "fake"]
+    assert devices.labels() == ["cpu", "fake", "hybrid"]
     device = open_device("fake")
     assert (device.kind, device.name, device.is_accelerator) == ("fake", "Fake accelerator", True)
     hybrid = open_device("hybrid")
@@ -285,7 +285,7 @@ def test_a_wrong_device_can_be_allowed_and_marks_the_run(tmp_path):
         done = invoke(
             "train", "--device", "fake", "--allow-unverified-device", "--runs-dir", str(tmp_path), "--name", "r"
         )
-    assert done.exit_code == 0 and "warning: fake does not compute" in done.stderr
+    assert done.exit_code == 0 and "warning: fake does not give the same results" in done.stderr
     assert json.loads((tmp_path / "r/environment.json").read_text())["device"]["verified"] == "failed"
 
 
@@ -295,7 +295,9 @@ def test_auto_falls_back_to_the_cpu(tmp_path, monkeypatch):
     with fake.using(faults={"gradient_scaled"}):
         done = invoke("train", "--precision", "fp32", "--runs-dir", str(tmp_path), "--name", "r")
     assert done.exit_code == 0, done.output
-    assert "warning: fake does not compute" in done.stderr and "training on the CPU instead" in done.stderr
+    assert (
+        "warning: fake does not give the same results" in done.stderr and "training on the CPU instead" in done.stderr
+    )
     assert json.loads((tmp_path / "r/environment.json").read_text())["device"]["label"] == "cpu"
 
 
@@ -325,7 +327,7 @@ def test_a_right_device_is_noted(tmp_path):
 )
 def test_products_that_apples_first_chips_get_wrong_are_refused(chip, torch_version, preset, limit, monkeypatch):
     monkeypatch.setattr(preflight, "torch_version", lambda: torch_version)
-    monkeypatch.setattr(devices, "torch_version", lambda: torch_version)
+    monkeypatch.setattr(faults, "torch_version", lambda: torch_version)
     device = replace(open_device("cpu"), label="mps", image=torch.device("mps"), text=torch.device("mps"), name=chip)
     model = resolve([Layer("test", {"preset": preset})]).model
     if limit is None:
@@ -363,5 +365,5 @@ def test_a_wrong_result_shows_in_the_bench():
 def test_recommend_device_says_what_was_not_measured():
     done = CliRunner().invoke(app, ["recommend-device", "--preset", "tiny", "--batch-size", "2", "--json"])
     document = json.loads(done.stdout)
-    assert [one["device"] for one in document["candidates"]] == ["cpu", "fake"]
+    assert [one["device"] for one in document["candidates"]] == ["cpu", "fake", "hybrid"]
     assert document["candidates"][1]["step_s"] is None and document["confidence"] == "low"
