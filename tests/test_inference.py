@@ -145,3 +145,9 @@ def test_the_search_example_finds_pictures(run, tmp_path, picture):
     done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert {line.split()[-1].rpartition("/")[2] for line in done.stdout.splitlines()} == {"one.png", "two.jpg"}
+
+
+def test_a_training_lets_go_of_its_run(tmp_path):
+    summary = clipctl.train("synthetic:40", {**MICRO, "train.epochs": 1}, runs_dir=tmp_path)
+    with RunDir(Path(summary.run)).locked():
+        assert clipctl.load(summary.run).embed_texts(["a red cat"]).shape == (1, 16)

@@ -83,6 +83,7 @@ def make_evaluator(plan: TrainPlan) -> Evaluator:
 def attempt_run(
     plan: TrainPlan, run: RunDir, checkpoint: Checkpoint | None, watcher: Watcher | None, stop: StopSwitch
 ) -> TrainSummary:
+    """Train from the start or from a checkpoint of the same run. The caller holds the run's lock."""
     plan.placement.device.forget_peak()  # of what was tried before
     state, loader, evaluator = make_state(plan), make_loader(plan), make_evaluator(plan)
     known_bad = dict.fromkeys(plan.data.missing, "missing")
@@ -92,16 +93,13 @@ def attempt_run(
     store = CheckpointStore(run)
     store.sweep()
     attempt = _next_attempt(run, store)
-    course, beginnings, saved = Course(), [], None
+    course, beginnings, saved = Course(), list[tuple[int, int]](), None
     if checkpoint is not None:
         read_tensors(state, checkpoint)
         course = read_course(checkpoint)
         beginnings = [(number, step) for number, step in checkpoint.manifest.beginnings]
         saved = (state.step, course.evaluated_epochs)
-        if state.step < plan.schedule.total_steps:
-            # A run that ended within an epoch was evaluated there; when it is made longer, the epoch goes on.
-            whole_epochs = state.step // plan.schedule.steps_per_epoch
-            course = replace(course, evaluated_epochs=min(course.evaluated_epochs, whole_epochs))
+        course = _reopened(course, state.step, plan)
     journal = RunJournal(run, plan, watcher)
     training = Training(
         plan=plan,
@@ -118,6 +116,14 @@ def attempt_run(
     started = time.monotonic()
     loop.carry_out(training, attempt)
     return _summary(training, time.monotonic() - started)
+
+
+def _reopened(course: Course, step: int, plan: TrainPlan) -> Course:
+    """A run that ended within an epoch was evaluated there; if it is made longer, that epoch continues."""
+    if step >= plan.schedule.total_steps:
+        return course
+    whole_epochs = step // plan.schedule.steps_per_epoch
+    return replace(course, evaluated_epochs=min(course.evaluated_epochs, whole_epochs))
 
 
 def _next_attempt(run: RunDir, store: CheckpointStore) -> int:

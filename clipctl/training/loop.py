@@ -135,7 +135,7 @@ def flush(run: Training, *, report: bool = True) -> None:
 
 
 def note_bad(run: Training, pictures: Sequence[BadPicture]) -> None:
-    """Take note of pictures that others stand in for; too many end the run."""
+    """Take note of pictures that were replaced by others; too many end the run."""
     data = run.plan.data
     reasons = {data.train.label(one.picture): one.reason for one in pictures}
     new = {label: reason for label, reason in reasons.items() if label not in run.course.bad_pictures}

@@ -37,8 +37,8 @@ class Session:
     plan: TrainPlan
     root: Path  # for a new run
     name: str | None = None
-    run: RunDir | None = None  # one to go on with, locked by this process
-    checkpoint: Checkpoint | None = None  # where it goes on; None: from the beginning
+    run: RunDir | None = None  # one to continue, locked by this process
+    checkpoint: Checkpoint | None = None  # where it continues; None: from the beginning
     notes: tuple[str, ...] = ()  # what differs from an unbroken run
     is_checked: bool = False
 
@@ -51,8 +51,8 @@ class Session:
         return self.run is not None and self.step >= self.plan.schedule.total_steps
 
     def checked(self, *, allow_unverified_device: bool = False, tell: Tell = silent) -> "Session":
-        """The session after memory, disk and device were found good; raises if one is not. Where an accelerator does
-        not compute what the CPU does, `auto` falls back to the CPU if the run has not begun yet."""
+        """The session after checking memory, disk and device; raises if one does not suffice. If an accelerator gives
+        other results than the CPU, `auto` falls back to the CPU, unless the run has begun already."""
         if self.is_checked:
             return self
         # A run that has a checkpoint needs room for one more.
@@ -79,6 +79,9 @@ class Session:
             if not is_out_of_memory(error):
                 raise
             raise _out_of_memory(session.plan) from error
+        finally:
+            if self.run is None:  # it was opened here, so nobody else would let go of it
+                session.run.release()
 
 
 def prepare(
@@ -107,7 +110,7 @@ def train(
 def resume(
     root: Path, text: str, asked: Sequence[Layer] = (), *, allow_change: bool = False, tell: Tell = silent
 ) -> Session:
-    """Go on with the run that RUN, RUN@best or RUN@STEP names, or with the newest unfinished one."""
+    """Continue the run that RUN, RUN@best or RUN@STEP names, or the newest unfinished one."""
     run, which = find_unfinished(root, text)
     run.acquire()
     return resume_run(run, asked, which=which, allow_change=allow_change, tell=tell)
