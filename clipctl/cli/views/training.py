@@ -56,8 +56,9 @@ def plan_table(plan: "TrainPlan") -> Table:
 def memory_line(plan: "TrainPlan") -> str:
     need, total = plan.forecast.memory, plan.forecast.memory_need
     program = f", program {units.size(need.process_bytes)}" if need.process_bytes else ""
+    basis = "rough estimate" if total.basis == "prior" else total.basis
     return (
-        f"about {units.size(total.value)} of {units.size(plan.placement.device.memory_bytes)} free – {total.basis} "
+        f"about {units.size(total.value)} of {units.size(plan.placement.device.memory_bytes)} free – {basis} "
         f"(weights {units.size(need.weights_bytes)}, gradients {units.size(need.gradients_bytes)}, "
         f"optimizer {units.size(need.optimizer_bytes)}, activations {units.size(need.activations_bytes)}{program})"
     )
