@@ -19,7 +19,7 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	@echo "Running the tests."
-	@$(BIN)/python -m pytest -q -n 2 --dist loadfile
+	@$(BIN)/python -m pytest -q -n 2 --dist loadfile --no-loadscope-reorder
 
 soak: $(VENV)/installed-dev
 	@$(BIN)/python -m tests.faults.soak
