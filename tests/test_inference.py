@@ -13,13 +13,14 @@ from PIL import Image
 import clipctl
 from clipctl.config.layers import Layer, resolve
 from clipctl.data.synthetic.scenes import SyntheticSource
-from clipctl.errors import CheckpointError, DataError
+from clipctl.errors import CheckpointError, ConfigError, DataError
 from clipctl.model.weights import load_model
 from clipctl.runs.checkpoint import MODEL
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import attempt
 from clipctl.training.plan import make_plan
+from clipctl.training.session import resume
 from clipctl.training.state import read_tensors
 from tests.conftest import MICRO, train
 
@@ -91,9 +92,23 @@ def test_arrays_of_another_shape_or_type_are_refused(model, pixels):
         model.embed_images([pixels])
 
 
-def test_a_single_text_is_not_taken_for_several(model):
+def test_a_single_text_or_picture_is_not_taken_for_several(model):
     with pytest.raises(TypeError, match="pass a list"):
         model.embed_texts("a red cat")
+    with pytest.raises(TypeError, match="pass a list"):
+        model.embed_images("cat.jpg")
+
+
+def test_runs_are_found_where_the_environment_says(run, monkeypatch):
+    monkeypatch.setenv("CLIPCTL_RUNS", str(run.path.parent))
+    assert clipctl.load("run@last").size_px == 16
+
+
+def test_a_refused_resume_lets_go_of_the_run(run):
+    changed = [Layer("test", {"optim.weight_decay": 0.5})]
+    with pytest.raises(ConfigError, match=r"made with optim\.weight_decay"):
+        resume(run.path.parent, "run", changed)
+    resume(run.path.parent, "run", changed, allow_change=True).run.release()
 
 
 def test_a_model_needs_no_optimizer_and_is_verified_first(run, tmp_path):
@@ -115,7 +130,8 @@ def test_the_program_in_the_readme_trains_evaluates_and_embeds(tmp_path, picture
     (block,) = re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
     lines = [line for line in block.splitlines() if line.strip()]
     assert len(lines) <= 5
-    picture.save(tmp_path / "cat.jpg")
+    (tmp_path / "docs").mkdir()
+    picture.save(tmp_path / "docs/pictures.png")
     small = block.replace("{", "{" + ", ".join(f"{key!r}: {value!r}" for key, value in MICRO.items()) + ", ", 1)
     assert small != block
     done = subprocess.run([sys.executable, "-c", small], cwd=tmp_path, capture_output=True, text=True)
@@ -124,7 +140,7 @@ def test_the_program_in_the_readme_trains_evaluates_and_embeds(tmp_path, picture
 
 
 def test_a_python_program_gets_the_checks_of_the_command_line(tmp_path, monkeypatch):
-    from clipctl.errors import ConfigError, DeviceError, SaveError
+    from clipctl.errors import DeviceError, SaveError
     from clipctl.hardware import disk
 
     with pytest.raises(ConfigError, match=r"unknown key optim\.lrr"):

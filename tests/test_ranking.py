@@ -47,7 +47,7 @@ def machines(draw):
     steps = []
     for device in [*labels, HYBRID] if len(labels) > 1 else labels:
         for precision in ("fp32", "bf16"):
-            for workload in (WORKLOAD, *ranking.stand_ins(WORKLOAD)[:2]):
+            for workload in (WORKLOAD, *ranking.device_stand_ins(WORKLOAD)):
                 step_s = draw(st.sampled_from([None, None, 0.5, 1.0, 1.05, 2.0, 8.0]))
                 if step_s is not None:
                     steps.append(sample(Setting(device, precision, CORES), workload, step_s))
@@ -124,3 +124,29 @@ def test_confidence_is_tied_to_the_interval(low, spread, rival_s, expected):
     best, rival = Estimate.around(low, spread, "measured"), Estimate.around(rival_s, 0.1, "interpolated")
     assert ranking._confidence(best, rival) == expected
     assert ranking._confidence(replace(best, basis="prior"), rival) == "low"
+
+
+@pytest.mark.parametrize("order", [("cpu", "mps"), ("mps", "cpu"), (HYBRID, "mps", "cpu")])
+def test_the_order_in_which_devices_are_named_does_not_matter(order):
+    places = [Place(device, ROOMY) for device in order]
+    model = CostModel(Profile(MACHINE))
+    verdict, candidates = rank(model, WORKLOAD, places, precision="fp32", threads=CORES, total_steps=10_000)
+    assert verdict.setting.device == "cpu" and "rule of thumb" in verdict.reason
+    assert [one.setting.device for one in candidates] == list(order)
+
+
+def test_an_unmeasured_mixture_may_be_all_there_is():
+    model = CostModel(Profile(MACHINE))
+    verdict, _ = rank(model, WORKLOAD, [Place(HYBRID, ROOMY)], precision="auto", threads=CORES, total_steps=10)
+    assert (verdict.setting.device, verdict.confidence) == (HYBRID, "low")
+
+
+def test_what_was_timed_of_the_close_ones_decides_whatever_is_known_of_the_others():
+    """The Apple GPU is out of the question by rule of thumb; CPU and both together were timed."""
+    timed = ((Setting("cpu", "fp32", CORES), 1.0), (Setting(HYBRID, "fp32", CORES), 0.5))
+    small = resolve([Layer("test", {"model.text.vocab_size": 33})]).model
+    workload = replace(WORKLOAD, model=small)
+    model = CostModel(Profile(MACHINE).with_steps([sample(setting, workload, step_s) for setting, step_s in timed]))
+    places = [Place(device, ROOMY) for device in ("cpu", "mps", HYBRID)]
+    verdict, _ = rank(model, workload, places, precision="fp32", threads=CORES, total_steps=10_000)
+    assert verdict.setting.device == HYBRID and verdict.reason.startswith("measured 0.5 s per step")

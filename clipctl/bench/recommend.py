@@ -80,6 +80,7 @@ class Candidate:
             "simulated": self.simulated,
             "precision": ranked.setting.precision,
             "fits": ranked.fits,
+            "is_right": ranked.is_right,
             "memory_bytes": ranked.need_bytes,
             "memory_basis": ranked.memory_basis,
             "available_bytes": ranked.available_bytes,
@@ -156,7 +157,7 @@ def recommend(question: Question, profile: Profile) -> Recommendation:
     return Recommendation(
         device=verdict.setting.device if fits else None,
         confidence=verdict.confidence,
-        reason=verdict.reason if fits else _way_out(question, model, candidates),
+        reason=verdict.reason if fits else _way_out(question, model, candidates, verdict.reason),
         parameters=cost.parameters(question.model),
         steps_per_epoch=question.steps_per_epoch,
         candidates=candidates,
@@ -203,8 +204,8 @@ def _available(kind: str, machine_bytes: int | None, here: dict[str, DeviceFacts
 # --- the answer -----------------------------------------------------------------------------------------------
 
 
-def _way_out(question: Question, model: CostModel, candidates: Sequence[Candidate]) -> str:
-    """What to change about a model that fits nowhere: a smaller batch, less kept in memory, a smaller model."""
+def _way_out(question: Question, model: CostModel, candidates: Sequence[Candidate], why: str) -> str:
+    """What to change about a model that no device can train: the batch size, what is kept in memory, the model."""
     best = max(candidates, key=lambda one: one.largest_batch)
     setting, free_bytes = best.ranked.setting, best.ranked.available_bytes
     ways = []
@@ -215,7 +216,7 @@ def _way_out(question: Question, model: CostModel, candidates: Sequence[Candidat
     if not ways:
         smaller = [preset for preset in PRESETS if _preset_fits(preset, question, model, setting, free_bytes)]
         ways.append(f"the largest preset that fits is {smaller[-1]}" if smaller else "no preset fits")
-    return f"it fits nowhere at batch size {question.batch_size}: {'; '.join(ways)}"
+    return f"{why} at batch size {question.batch_size}: {'; '.join(ways)}"
 
 
 def _preset_fits(preset: str, question: Question, model: CostModel, setting: Setting, free_bytes: int) -> bool:
@@ -229,9 +230,7 @@ def _band(
     workload = replace(question.workload, model=model_of_size(parameters))
     estimates = {}
     for device in devices:
-        setting = Setting(device, "fp32" if question.precision == "auto" else question.precision, model.cores)
-        if question.precision == "auto":
-            setting = ranking.rank_precisions(model, workload, setting).setting
+        setting = ranking.best_setting(model, workload, device, question.precision, model.cores)
         estimates[device] = model.step_s(setting, workload)
     known = {device: one.value for device, one in estimates.items() if one}
     return Band(name, range, parameters, estimates, min(known, key=lambda one: known[one], default=None), rule)

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 SHELLS = ("bash", "zsh", "fish")
 # What a run may be completed to: the names of the runs that are there.
-RUNS = "ls -1 ${CLIPCTL_RUNS:-runs} 2>/dev/null"
+RUNS = 'ls -1 "${CLIPCTL_RUNS:-runs}" 2>/dev/null'
 FISH_RUNS = "(ls -1 (set -q CLIPCTL_RUNS; and echo $CLIPCTL_RUNS; or echo runs) 2>/dev/null)"
 
 
@@ -46,7 +46,7 @@ def script(shell: str, group: Any) -> str:
 def _cases(found: list[Command]) -> Iterator[str]:
     """For bash and zsh: which words may come after which command."""
     for one in found:
-        words = " ".join([*one.subcommands, *one.options])
+        words = " ".join([*one.subcommands, *(SHELLS if one.path == ("completion",) else ()), *one.options])
         yield f'    "{" ".join(one.path)}") words="{words}" ;;'
 
 
@@ -66,9 +66,9 @@ _clipctl() {{
 {chr(10).join(_cases(found))}
   esac
   if [[ "$current" != -* && -n "$path" ]]; then words="$words $({RUNS})"; fi
-  COMPREPLY=($(compgen -W "$words" -- "$current") $(compgen -f -- "$current"))
+  COMPREPLY=($(compgen -W "$words" -- "$current"))
 }}
-complete -o filenames -F _clipctl clipctl
+complete -o default -F _clipctl clipctl
 """
 
 

@@ -62,7 +62,13 @@ DATA_FLAGS = (
     Flag("--image-root", "data.image_root", "DIR", "Directory that relative picture paths start from.", _DATA),
     Flag("--separator", "data.separator", "CHARACTER", "Separator of a table: ',' '|' ';' or tab.", _DATA),
     Flag("--val", "data.val", "DATA", "Held-out data of your own.", _DATA),
-    Flag("--val-fraction", "data.val_fraction", "SHARE", "Share to hold out, at most 1,000; default: 0.1.", _DATA),
+    Flag(
+        "--val-fraction",
+        "data.val_fraction",
+        "SHARE",
+        "Share to hold out, up to 1,000 pictures; default: 0.1.",
+        _DATA,
+    ),
     Flag("--tokenizer", "data.tokenizer", "NAME", "characters (default), bpe:4096, or a tokenizer.json.", _DATA, True),
 )
 PRESET_FLAG = Flag("--preset", "preset", "NAME", "tiny (default), small, base, medium, large or huge.", _MODEL, True)

@@ -36,8 +36,8 @@ SAY_INTERVAL_S = 2.0
 
 @contextmanager
 def saying(what: str) -> "Iterator[Callable[[str], None]]":
-    """Says what takes long: in one line that changes where somebody watches, else in plain lines now and then, the
-    first of them only after a while."""
+    """Says what takes long: in a terminal in one line that changes, elsewhere in plain lines now and then, the first of
+    them only after a while."""
     console = prose()
     if console.is_terminal:
         with console.status(what) as status:

@@ -2,6 +2,7 @@
 
 import shlex
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -41,7 +42,7 @@ def show_plan(session: "Session", *, as_json: bool) -> None:
 def show_start(console: Console, session: "Session") -> None:
     assert session.run is not None
     if session.is_finished:
-        console.print(f"{session.run.path} is finished: {session.step} steps, nothing is left to do", markup=False)
+        console.print(f"{session.run.path} is already finished: {session.step} steps, nothing left to do", markup=False)
     console.print(training.plan_table(session.plan))
     where = f", from step {session.step}" if session.checkpoint else ""
     console.print(f"run          {session.run.path}{where}", markup=False)
@@ -59,11 +60,11 @@ def show_warnings(console: Console, session: "Session", summary: "TrainSummary")
         console.print(training.bad_pictures_text(summary.bad_pictures), soft_wrap=True)
 
 
-def show_summary(session: "Session", summary: "TrainSummary") -> None:
+def show_summary(session: "Session", summary: "TrainSummary", typed: Sequence[str]) -> None:
     """The result, then what to do next."""
     answer = output.data()
     answer.print(f"\n{training.summary_text(summary)}\n", markup=False, soft_wrap=not answer.is_terminal)
-    is_drawn, data = session.plan.data.train.is_drawn, shlex.join(session.plan.config.data.source)
+    is_drawn, data = session.plan.data.train.is_drawn, shlex.join(typed or session.plan.config.data.source)
     for purpose, command in NEXT_COMMANDS if is_drawn else NEXT_WITH_OWN_DATA:
         if data in command.split():  # it was just done
             continue

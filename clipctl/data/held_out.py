@@ -40,10 +40,6 @@ class Matches:
     def pictures(self) -> int:
         return len(self._group_of)
 
-    @property
-    def captions(self) -> int:
-        return len(self._text_of)
-
     def rows(self, pictures: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(pictures, captions) for some of the pictures."""
         right = np.zeros((len(pictures), self._distinct), dtype=bool)

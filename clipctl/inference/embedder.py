@@ -55,6 +55,8 @@ class Embedder:
 
     def embed_images(self, pictures: Iterable[Picture], *, batch_size: int = BATCH_SIZE) -> Vectors:
         """(N, E). Each picture is cut to its middle square. Raises DataError for one that cannot be used."""
+        if isinstance(pictures, str | Path | Image.Image):
+            raise TypeError("embed_images takes several pictures: pass a list")
         batches = _batches((self._pixels(picture) for picture in pictures), batch_size)
         return self._joined(self._encoder.images(torch.from_numpy(np.stack(batch))) for batch in batches)
 

@@ -64,37 +64,61 @@ class Verdict:
 
 
 def rank_devices(model: CostModel, workload: Workload, candidates: Sequence[Candidate], total_steps: int) -> Verdict:
-    """The device to train on. If nothing fits, the first candidate, and that it fits nowhere."""
+    """The device to train on. If none can be used, the first candidate, and why."""
     usable = [one for one in candidates if one.is_usable]
     if not usable:
-        return Verdict(candidates[0].setting, "it fits nowhere", "high")
-    # A mixture of two devices is worth a thought only if it was measured.
+        return Verdict(candidates[0].setting, _why_not(candidates), "high")
+    # A mixture of two devices is worth a thought only if it was measured, or if there is nothing else.
     options = [one.setting for one in usable if one.setting.device != HYBRID or one.step_s]
+    options = options or [one.setting for one in usable]
     if len(options) == 1:
-        others = [one.setting.device for one in candidates if not one.is_usable]
-        words = f"it does not fit on {', '.join(others)}" if others else "there is no other device"
-        return Verdict(options[0], words, _confidence(usable[0].step_s))
-    by_speed = fastest(model, workload, options, lambda one: one.device)
+        others = [one for one in candidates if not one.is_usable]
+        step_s = model.step_s(options[0], workload)
+        return Verdict(options[0], _why_not(others) if others else "there is no other device", _confidence(step_s))
+    by_speed = fastest(model, workload, options, device_stand_ins(workload), lambda one: one.device)
     return by_speed or _by_rule_of_thumb(model, workload, options, total_steps)
 
 
-def rank_precisions(model: CostModel, workload: Workload, setting: Setting) -> Verdict:
-    """The precision for a device. One that is only emulated there, or of which nothing was measured, is no option."""
+def _why_not(candidates: Sequence[Candidate]) -> str:
+    """Why these cannot be used: too little memory, or wrong results."""
+    small = [one.setting.device for one in candidates if not one.fits]
+    wrong = [one.setting.device for one in candidates if one.fits and not one.is_right]
+    parts = [f"it does not fit on {', '.join(small)}"] if small else []
+    return "; ".join(parts + ([f"{', '.join(wrong)} gets this batch size wrong"] if wrong else []))
+
+
+def rank_precisions(model: CostModel, workload: Workload, setting: Setting) -> Verdict | None:
+    """The precision for a device; None if no other than fp32 was measured. One that is only emulated is no option."""
     usual, *others = promising(model, setting)
-    options = [usual, *(one for one in others if _is_known(model, workload, one))]
-    found = fastest(model, workload, options, lambda one: one.precision) if len(options) > 1 else None
-    return found or Verdict(usual, "the usual one", "medium")
+    smaller = precision_stand_ins(workload)
+    options = [usual, *(one for one in others if _is_known(model, [workload, *smaller], one))]
+    return fastest(model, workload, options, smaller, lambda one: one.precision)
 
 
-def _is_known(model: CostModel, workload: Workload, setting: Setting) -> bool:
-    estimate = model.step_s(setting, workload)
-    return bool(estimate and estimate.is_sure) or any(model.measured(setting, one) for one in stand_ins(workload))
+def _is_known(model: CostModel, workloads: Sequence[Workload], setting: Setting) -> bool:
+    estimate = model.step_s(setting, workloads[0])
+    return bool(estimate and estimate.is_sure) or any(model.measured(setting, one) for one in workloads)
 
 
-def stand_ins(workload: Workload) -> list[Workload]:
-    """Smaller workloads that can be timed in its place, the most alike first."""
-    cuts = [workload.cut(), *(workload.cut(batch_size=batch_size) for batch_size in (8, 4, 2))]
-    return [one for one in dict.fromkeys([*cuts, workload.cut(batch_size=2, blocks=1)]) if one != workload]
+# Smaller workloads that can be timed in a workload's place, the most alike first. A step of two pairs mostly starts
+# operations: that is no ground to judge a device by, but precisions can still be compared.
+
+
+def device_stand_ins(workload: Workload) -> list[Workload]:
+    return _distinct([workload.cut(), workload.cut(batch_size=8)], workload)
+
+
+def precision_stand_ins(workload: Workload) -> list[Workload]:
+    cuts = [workload.cut(), workload.cut(batch_size=4), workload.cut(batch_size=2)]
+    return _distinct([*cuts, workload.cut(batch_size=2, blocks=1)], workload)
+
+
+def thread_stand_ins(workload: Workload) -> list[Workload]:
+    return _distinct([workload.cut()], workload)
+
+
+def _distinct(workloads: Sequence[Workload], whole: Workload) -> list[Workload]:
+    return [one for one in dict.fromkeys(workloads) if one != whole]
 
 
 def promising(model: CostModel, setting: Setting) -> list[Setting]:
@@ -113,16 +137,22 @@ def promising(model: CostModel, setting: Setting) -> list[Setting]:
     return [one for one, slow in zip(options, is_slow, strict=True) if one is options[0] or not slow]
 
 
-def fastest(model: CostModel, workload: Workload, options: Sequence[Setting], name: Name) -> Verdict | None:
+def fastest(
+    model: CostModel, workload: Workload, options: Sequence[Setting], smaller: Sequence[Workload], name: Name
+) -> Verdict | None:
     """The fastest option for sure, else the first, the usual one. None if what is known does not tell: neither
-    forecasts that rest on measurements, nor measurements of a cut-down model."""
-    estimates = {one: model.step_s(one, workload) for one in options}
+    forecasts that rest on measurements, nor measurements of the `smaller` workloads."""
+    close = close_options(model, workload, options)
+    running = [one for one in options if one == options[0] or one in close]
+    if len(running) < 2:
+        return None
+    estimates = {one: model.step_s(one, workload) for one in running}
     known = {one: estimate for one, estimate in estimates.items() if estimate and estimate.is_sure}
-    if len(known) == len(options):
+    if len(known) == len(running):
         return _compare(known, name)
-    for stand_in in stand_ins(workload):
-        if all(model.measured(one, stand_in) for one in options):
-            measured = {one: estimate for one in options if (estimate := model.step_s(one, stand_in))}
+    for stand_in in smaller:
+        if all(model.measured(one, stand_in) for one in running):
+            measured = {one: estimate for one in running if (estimate := model.step_s(one, stand_in))}
             size = f"batch size {stand_in.batch_size}, {stand_in.model.image.depth} image blocks"
             return _compare(measured, name, f" on a cut-down model ({size})")
     return None
@@ -150,9 +180,10 @@ def _by_rule_of_thumb(model: CostModel, workload: Workload, options: Sequence[Se
     """Without measurements: short runs stay on the CPU, accelerators are fast, Apple's GPU only for large models."""
     usual, accelerator = options[0], options[1]
     on_cpu = model.step_s(usual, workload)
-    run_s = on_cpu.value * total_steps if on_cpu else 0.0
-    if usual.device == "cpu" and run_s < SHORT_RUN_S:
-        return Verdict(usual, f"finishes in about {run_s:.2g} s", "low")
+    if usual.device != "cpu":
+        return Verdict(usual, "nothing was measured on either; it was named first", "low")
+    if on_cpu and on_cpu.value * total_steps < SHORT_RUN_S:
+        return Verdict(usual, f"finishes in about {on_cpu.value * total_steps:.2g} s", "low")
     if accelerator.device != "mps":
         return Verdict(accelerator, "an accelerator is usually faster; not measured", "low")
     speedup = apple_speedup(cost.parameters(workload.model))
@@ -173,17 +204,24 @@ def candidate(model: CostModel, workload: Workload, place: Place, setting: Setti
     )
 
 
+def best_setting(model: CostModel, workload: Workload, device: str, precision: str, threads: int) -> Setting:
+    """A device with the precision that was asked for, or the best that is known if that is auto."""
+    usual = Setting(device, "fp32" if precision == "auto" else precision, threads)
+    verdict = rank_precisions(model, workload, usual) if precision == "auto" else None
+    return verdict.setting if verdict else usual
+
+
 def rank(
     model: CostModel, workload: Workload, places: Sequence[Place], *, precision: str, threads: int, total_steps: int
 ) -> tuple[Verdict, list[Candidate]]:
-    """Device and precision for a workload, from what is known; and all candidates. `precision` may be auto."""
-    candidates = []
-    for place in places:
-        setting = Setting(place.device, "fp32" if precision == "auto" else precision, threads)
-        if precision == "auto":
-            setting = rank_precisions(model, workload, setting).setting
-        candidates.append(candidate(model, workload, place, setting))
-    return rank_devices(model, workload, candidates, total_steps), candidates
+    """Device and precision for a workload, from what is known; and all candidates, in the order of the places."""
+    candidates = [
+        candidate(model, workload, place, best_setting(model, workload, place.device, precision, threads))
+        for place in places
+    ]
+    # Whatever the order they were named in: the CPU is the usual one, a mixture of two devices comes last.
+    by_kind = sorted(candidates, key=lambda one: (one.setting.device != "cpu", one.setting.device == HYBRID))
+    return rank_devices(model, workload, by_kind, total_steps), candidates
 
 
 def _confidence(best: Estimate | None, rival: Estimate | None = None) -> Confidence:

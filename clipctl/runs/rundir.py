@@ -249,7 +249,7 @@ def _created_s(pid: int) -> tuple[float, float]:
 
 def runs_root(given: Path | str | None) -> Path:
     """`--runs-dir` (which also reads CLIPCTL_RUNS), else ./runs."""
-    return Path(given) if given else DEFAULT_ROOT
+    return Path(given or os.environ.get("CLIPCTL_RUNS") or DEFAULT_ROOT)
 
 
 def new_name(preset: str) -> str:

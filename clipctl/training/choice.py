@@ -12,7 +12,18 @@ from clipctl.hardware.devices import Device
 from clipctl.hardware.profile import HYBRID, Profile, load_profile, update_profile
 from clipctl.model import cost
 from clipctl.model.forecast import CostModel
-from clipctl.model.ranking import Place, Verdict, close_options, fastest, promising, rank, rank_precisions, stand_ins
+from clipctl.model.ranking import (
+    Place,
+    Verdict,
+    close_options,
+    device_stand_ins,
+    fastest,
+    precision_stand_ins,
+    promising,
+    rank,
+    rank_precisions,
+    thread_stand_ins,
+)
 from clipctl.model.workload import Setting, Workload
 from clipctl.training.trial import probe_rates, sample_of, time_steps
 
@@ -110,7 +121,7 @@ class _Decider:
 
         _, usable = ranked()
         if len(usable) > 1:
-            self._time_if_close(usable)
+            self._time_if_close(usable, device_stand_ins(self.workload))
         verdict, _ = ranked()
         return verdict.setting.device, verdict.reason
 
@@ -128,9 +139,9 @@ class _Decider:
         if len(options) == 1:
             return "fp32", self._slow_words(on_core)
         self._probe(options)
-        self._time_if_close(options)
+        self._time_if_close(options, precision_stand_ins(self.workload))
         verdict = rank_precisions(self.model, self.workload, setting)
-        if verdict.setting.precision == "fp32" and not fastest(self.model, self.workload, options, _precision_of):
+        if verdict is None:
             return "fp32", f"measuring {', '.join(one.precision for one in options[1:])} would take too long"
         return verdict.setting.precision, verdict.reason
 
@@ -154,20 +165,22 @@ class _Decider:
         options = [one for count in counts if self._might_do(one := replace(setting, threads=count), counts[0])]
         if len(options) == 1:
             return counts[0], usual
-        self._time_if_close(options)
-        verdict = fastest(self.model, self.workload, options, lambda one: f"{one.threads} threads")
+        smaller = thread_stand_ins(self.workload)
+        self._time_if_close(options, smaller)
+        verdict = fastest(self.model, self.workload, options, smaller, lambda one: f"{one.threads} threads")
         if verdict is None or verdict.setting == options[0]:
             return counts[0], usual
         return verdict.setting.threads, verdict.reason
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
-    def _time_if_close(self, options: Sequence[Setting]) -> None:
-        """Time the options that might be the fastest, unless that was done before or would take too long."""
+    def _time_if_close(self, options: Sequence[Setting], smaller: Sequence[Workload]) -> None:
+        """Time the options that might be the fastest, unless that was done before or would take too long: the workload
+        itself, or the first of the smaller ones that is affordable."""
         close = close_options(self.model, self.workload, options)
         if len(close) < 2 or options[0] not in close:
             return
-        workloads = [self.workload, *stand_ins(self.workload)]
+        workloads = [self.workload, *smaller]
         if not any(all(self.model.measured(one, workload) for one in close) for workload in workloads):
             self._time(close, workloads)
 
@@ -220,10 +233,6 @@ class _Decider:
 
     def _left_s(self) -> float:
         return self.budget_s - (time.perf_counter() - self.started)
-
-
-def _precision_of(setting: Setting) -> str:
-    return setting.precision
 
 
 def _import_what_training_imports() -> float:

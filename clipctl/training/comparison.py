@@ -42,11 +42,11 @@ def compare_settings(
     notes, problems = [], []
     for key, (old, new) in changed_keys(before, after).items():
         if key in FREE_KEYS or allow_change:
-            notes.append(f"{key} is {new} now, it was {old}")
+            notes.append(f"{key} changed from {old} to {new}")
         else:
             was_asked = any(key in layer.values for layer in asked)
             way_back = "leave it out" if was_asked else f"write {old} into the run's config.yaml"
-            hint = f"{way_back} to go on as before, or pass --allow-change"
+            hint = f"{way_back} to continue as before, or pass --allow-change"
             problems.append(ConfigError(f"the checkpoint was made with {key} {old}, not {new}", hint))
     if problems:
         raise ConfigErrors(problems)
@@ -59,8 +59,8 @@ def compare_lengths(checkpoint: Checkpoint, before: TrainConfig, plan: TrainPlan
     if total_steps != old_total:
         rates = [lr_at(checkpoint.step + 1, total, plan.config.optim) for total in (old_total, total_steps)]
         yield (
-            f"the run now has {total_steps} steps instead of {old_total}: the learning rate goes on at "
-            f"{rates[1]:.2e} where it would have been {rates[0]:.2e}"
+            f"the run now has {total_steps} steps instead of {old_total}: the learning rate continues at "
+            f"{rates[1]:.2e} instead of {rates[0]:.2e}"
         )
 
 
@@ -70,7 +70,7 @@ def compare_environments(before: dict[str, Any], plan: TrainPlan) -> Iterator[st
     for noun, path in BIT_FACTS.items():
         old, new = (_at(document, path) for document in (before, now))
         if old is not None and old != new:
-            yield f"{noun} is {new} now, it was {old}: the last bits of the weights may differ from an unbroken run"
+            yield f"{noun} changed from {old} to {new}: the last bits of the weights may differ from an unbroken run"
 
 
 def _at(document: Any, path: tuple[str, ...]) -> Any:

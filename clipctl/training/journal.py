@@ -1,6 +1,6 @@
 """Everything a run writes down: its files, the rows of its metrics, its heartbeat, and what its watcher is told.
 
-A process that is not the writer gets a `Journal`, which writes nothing.
+With several processes, those that are not the writer get a `Journal`, which writes nothing.
 """
 
 import threading
@@ -127,7 +127,7 @@ class RunJournal(Journal):
         self._progress += 1
 
     def steps(self, reading: Reading, course: Course, *, report: bool) -> None:
-        """`report` is False where an evaluation follows that the report should tell of."""
+        """`report` is False if an evaluation follows; the report then includes it."""
         for row, ended_s in reading.rows:
             self._writer.write(metrics.STEP, row, elapsed_s=ended_s - self._writer.started_s)
         self._step = reading.rows[-1][0]["step"]
@@ -165,7 +165,7 @@ class RunJournal(Journal):
         self._writer.write(metrics.CHECKPOINT, row)
 
     def save_failed(self, step: int, message: str) -> None:
-        self._tell(lambda: self._watcher.warn(f"{message}; the training goes on"))
+        self._tell(lambda: self._watcher.warn(f"{message}; training continues"))
         self._writer.write(metrics.EVENT, {"step": step, "event": "save_failed", "message": message})
 
     def bad_pictures(self, step: int, messages: list[str], course: Course) -> None:

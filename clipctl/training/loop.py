@@ -39,117 +39,120 @@ class Training:
     window: StepWindow = field(default_factory=StepWindow)  # all steps of this attempt
 
 
-def carry_out(run: Training, attempt: int) -> None:
+def carry_out(training: Training, attempt: int) -> None:
     """Train to the end of the plan. Stopped by a signal, save and raise Stopped; however it ends, write that down."""
-    run.journal.begin(attempt, run.state.step, run.course)
+    training.journal.begin(attempt, training.state.step, training.course)
     outcome: State = "failed"
     try:
-        run_epochs(run)
+        run_epochs(training)
         outcome = "finished"
     except StopRequested:
-        run.loader.close()  # a worker that dies from here on is nobody's loss
-        flush(run)
-        run.saver.save_unless_saved(run.state, run.course)
+        training.loader.close()  # a worker that dies from here on is nobody's loss
+        flush(training)
+        training.saver.save_unless_saved(training.state, training.course)
         outcome = "stopped"
-        raise stopped(run) from None
+        raise stopped(training) from None
     except KeyboardInterrupt:
         outcome = "stopped"
         raise
     except RuntimeError as error:
         # It may have come in the middle of an update, so nothing is saved: the last checkpoint is right.
-        problem = run.loader.worker_error(error)
+        problem = training.loader.worker_error(error)
         if problem is None:
             raise
         raise problem from error
     finally:
         # None of these hides how the training itself ended: a device that failed once fails again when it is asked.
         with suppress(Exception):
-            run.loader.close()
+            training.loader.close()
         with suppress(Exception):
-            flush(run)
-        run.journal.end(outcome, run.state.step)
+            flush(training)
+        training.journal.end(outcome, training.state.step)
 
 
-def run_epochs(run: Training) -> None:
-    while run.course.evaluated_epochs < run.plan.schedule.epochs:
-        epoch = run.course.evaluated_epochs + 1
-        train_epoch(run, epoch)
-        run.stop.check()
-        evaluate_epoch(run, epoch)
-        run.saver.after_epoch(run.state, run.course)
+def run_epochs(training: Training) -> None:
+    while training.course.evaluated_epochs < training.plan.schedule.epochs:
+        epoch = training.course.evaluated_epochs + 1
+        train_epoch(training, epoch)
+        training.stop.check()
+        evaluate_epoch(training, epoch)
+        training.saver.after_epoch(training.state, training.course)
 
 
-def train_epoch(run: Training, epoch: int) -> None:
+def train_epoch(training: Training, epoch: int) -> None:
     """The batches of an epoch that are left."""
-    state, schedule = run.state, run.plan.schedule
+    state, schedule = training.state, training.plan.schedule
     first_batch, last_step = state.step - schedule.first_step(epoch), schedule.last_step(epoch)
     if state.step >= last_step:
         return
     if first_batch == 0:
-        run.course = replace(run.course, epoch_window=None)
+        training.course = replace(training.course, epoch_window=None)
     started = time.perf_counter()
-    run.meter.restart()
-    for batch in run.loader.epoch(epoch, first_batch):
-        next_batch(run)
-        note_bad(run, batch.bad)
-        run.meter.begin()
-        lr = lr_at(state.step + 1, schedule.total_steps, run.plan.config.optim)
-        result = train_step(state, batch, lr=lr, mark=run.meter.mark)
-        run.meter.end(result, step=state.step, epoch=epoch, pairs=len(batch.images), lr=lr)
+    training.meter.restart()
+    for batch in training.loader.epoch(epoch, first_batch):
+        next_batch(training)
+        note_bad(training, batch.bad)
+        training.meter.begin()
+        lr = lr_at(state.step + 1, schedule.total_steps, training.plan.config.optim)
+        result = train_step(state, batch, lr=lr, mark=training.meter.mark)
+        training.meter.end(result, step=state.step, epoch=epoch, pairs=len(batch.images), lr=lr)
         if state.step == last_step:
             break
-        if run.meter.is_due:
-            flush(run)
-        if run.saver.is_due(state):
-            flush(run)
-            run.saver.try_to_save(state, run.course)
-            run.meter.restart()
-    flush(run, report=False)  # once the epoch is evaluated
+        if training.meter.is_due:
+            flush(training)
+        if training.saver.is_due(state):
+            flush(training)
+            training.saver.try_to_save(state, training.course)
+            training.meter.restart()
+    flush(training, report=False)  # once the epoch is evaluated
     norms = grad_norms_by_block(state.model)
-    run.journal.epoch(epoch, state.step, time.perf_counter() - started, norms, run.course)
+    training.journal.epoch(epoch, state.step, time.perf_counter() - started, norms, training.course)
 
 
-def evaluate_epoch(run: Training, epoch: int) -> None:
+def evaluate_epoch(training: Training, epoch: int) -> None:
     """Measure the held-out pairs."""
     started = time.perf_counter()
-    evaluation = run.evaluator(run.state, between_batches=lambda: next_batch(run))
-    run.course = run.course.evaluated(epoch, evaluation)
-    run.journal.evaluation(run.state.step, time.perf_counter() - started, run.course)
+    evaluation = training.evaluator(training.state, between_batches=lambda: next_batch(training))
+    training.course = training.course.evaluated(epoch, evaluation)
+    training.journal.evaluation(training.state.step, time.perf_counter() - started, training.course)
 
 
-def next_batch(run: Training) -> None:
-    run.journal.tick(run.state.step)
-    run.stop.check()
+def next_batch(training: Training) -> None:
+    training.journal.tick(training.state.step)
+    training.stop.check()
 
 
-def flush(run: Training, *, report: bool = True) -> None:
+def flush(training: Training, *, report: bool = True) -> None:
     """Write down the steps since the last time; end the run if several in a row were not finite."""
-    reading = run.meter.read()
+    reading = training.meter.read()
     if reading is None:
         return
-    run.course = replace(run.course.with_steps(reading.window), skipped_in_a_row=run.meter.guard.in_a_row)
-    run.window += reading.window
-    run.journal.steps(reading, run.course, report=report)
-    if run.meter.guard.is_tripped:
-        raise run.meter.guard.error(run.saver.way_out())
+    training.course = replace(
+        training.course.with_steps(reading.window), skipped_in_a_row=training.meter.guard.in_a_row
+    )
+    training.window += reading.window
+    training.journal.steps(reading, training.course, report=report)
+    if training.meter.guard.is_tripped:
+        raise training.meter.guard.error(training.saver.way_out())
 
 
-def note_bad(run: Training, pictures: Sequence[BadPicture]) -> None:
+def note_bad(training: Training, pictures: Sequence[BadPicture]) -> None:
     """Take note of pictures that were replaced by others; too many end the run."""
-    data = run.plan.data
+    data = training.plan.data
     reasons = {data.train.label(one.picture): one.reason for one in pictures}
-    new = {label: reason for label, reason in reasons.items() if label not in run.course.bad_pictures}
+    new = {label: reason for label, reason in reasons.items() if label not in training.course.bad_pictures}
     if new:
-        run.course = run.course.with_bad(new)
+        training.course = training.course.with_bad(new)
         messages = [f"{label}: {reason}" for label, reason in new.items()]
-        run.journal.bad_pictures(run.state.step, messages, run.course)
-        check_bad(run.course.bad_pictures, data.pictures)
+        training.journal.bad_pictures(training.state.step, messages, training.course)
+        check_bad(training.course.bad_pictures, data.pictures)
 
 
-def stopped(run: Training) -> Stopped:
-    code = ExitCode.INTERRUPTED if run.stop.signal == signal.SIGINT else ExitCode.TERMINATED
+def stopped(training: Training) -> Stopped:
+    step, total_steps = training.state.step, training.plan.schedule.total_steps
+    code = ExitCode.INTERRUPTED if training.stop.signal == signal.SIGINT else ExitCode.TERMINATED
     return Stopped(
-        f"stopped at step {run.state.step} of {run.plan.schedule.total_steps}; everything is saved in {run.run.path}",
-        f"continue: clipctl train --resume {run.run.handle}",
+        f"stopped at step {step} of {total_steps}; everything is saved in {training.run.path}",
+        f"continue: clipctl train --resume {training.run.handle}",
         code,
     )

@@ -143,4 +143,4 @@ def read_course(checkpoint: Checkpoint) -> Course:
     try:
         return Course.from_dict(facts)
     except (KeyError, TypeError, ValueError) as error:
-        raise CheckpointError(f"{file} lacks what a run needs: {error!r}") from None
+        raise CheckpointError(f"{file} is missing state needed to resume: {error!r}") from None

@@ -55,12 +55,16 @@ class Session:
         other results than the CPU, `auto` falls back to the CPU, unless the run has begun already."""
         if self.is_checked:
             return self
+        self._check_room(self.plan)
+        plan = _verified(self.plan, allow_unverified=allow_unverified_device, may_change=self.run is None, tell=tell)
+        self._check_room(plan)  # it may be for another device now
+        return replace(self, plan=plan, is_checked=True)
+
+    def _check_room(self, plan: TrainPlan) -> None:
         # A run that has a checkpoint needs room for one more.
         place, copies = (self.run.path, 1) if self.run and self.checkpoint else (self.root, 2)
-        if problem := self.plan.memory_problem() or self.plan.disk_problem(disk.free_bytes(place), copies):
+        if problem := plan.memory_problem() or plan.disk_problem(disk.free_bytes(place), copies):
             raise problem
-        plan = _verified(self.plan, allow_unverified=allow_unverified_device, may_change=self.run is None, tell=tell)
-        return replace(self, plan=plan, is_checked=True)
 
     def opened(self) -> "Session":
         """The session with its run directory: made now if the run is new."""
@@ -80,8 +84,7 @@ class Session:
                 raise
             raise _out_of_memory(session.plan) from error
         finally:
-            if self.run is None:  # it was opened here, so nobody else would let go of it
-                session.run.release()
+            session.run.release()
 
 
 def prepare(
@@ -113,7 +116,11 @@ def resume(
     """Continue the run that RUN, RUN@best or RUN@STEP names, or the newest unfinished one."""
     run, which = find_unfinished(root, text)
     run.acquire()
-    return resume_run(run, asked, which=which, allow_change=allow_change, tell=tell)
+    try:
+        return resume_run(run, asked, which=which, allow_change=allow_change, tell=tell)
+    except BaseException:
+        run.release()
+        raise
 
 
 def resume_run(
@@ -141,7 +148,7 @@ def resume_run(
         fingerprint = facts["data_fingerprint"]
         saved_tokenizer = tokenizers.from_dict(facts["tokenizer"])
     except (KeyError, AttributeError):
-        raise CheckpointError(f"{checkpoint.path} does not say with which settings it was made") from None
+        raise CheckpointError(f"{checkpoint.path} does not record the settings it was made with") from None
     notes += compare_settings(before, config, asked, allow_change=allow_change)
     is_same = config.data.tokenizer == before.data.tokenizer and config.model.text == before.model.text
     environment = run.read_environment()
@@ -150,7 +157,7 @@ def resume_run(
     if fingerprint != plan.data.fingerprint and not allow_change:
         raise DataError(
             f"{' + '.join(plan.config.data.source)} has changed since the run was stopped: pictures or captions differ",
-            "bring the old data back, or pass --allow-change to go on with the new",
+            "restore the old data, or pass --allow-change to continue with the new",
         )
     notes += [*compare_lengths(checkpoint, before, plan), *compare_environments(environment, plan)]
     return Session(plan, root, run=run, checkpoint=checkpoint, notes=tuple(notes))

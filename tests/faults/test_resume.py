@@ -93,7 +93,7 @@ def test_a_config_that_was_edited_is_named_and_refused(finished):
     code, _, stderr = finish(start(finished.path.parent, "--resume", "run"))
     assert code == 2 and "optim.weight_decay 0.1, not 0.3" in stderr
     code, _, stderr = finish(start(finished.path.parent, "--resume", "run", "--allow-change"))
-    assert code == 0 and "optim.weight_decay is 0.3 now, it was 0.1" in stderr
+    assert code == 0 and "optim.weight_decay changed from 0.1 to 0.3" in stderr
 
 
 def test_data_that_has_changed_is_named_and_refused(finished, monkeypatch):
@@ -111,8 +111,8 @@ def test_another_machine_is_named(finished):
     finished.environment_file.write_text(json.dumps(environment))
     code, _, stderr = finish(start(finished.path.parent, "--resume", "run"))
     assert code == 0, stderr
-    assert "it was Another CPU: the last bits of the weights may differ" in stderr
-    assert "threads is 1 now, it was 64" in stderr
+    assert "changed from Another CPU to " in stderr
+    assert "threads changed from 64 to 1: the last bits of the weights may differ" in stderr
 
 
 def test_a_damaged_step_that_was_asked_for_names_a_whole_one(finished):
@@ -174,7 +174,7 @@ def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path, unbroken
 def test_more_epochs_are_taken_and_their_effect_is_said(finished):
     code, stdout, stderr = finish(start(finished.path.parent, "--resume", "run", "--epochs", "9", "--json"))
     assert code == 0, stderr
-    assert "27 steps instead of 24" in stderr and "learning rate goes on at" in stderr
+    assert "27 steps instead of 24" in stderr and "learning rate continues at" in stderr
     assert json.loads(stdout)["steps"] == 27
     assert yaml.safe_load(finished.config_file.read_text())["train"]["epochs"] == 9
 

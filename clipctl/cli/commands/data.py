@@ -20,7 +20,7 @@ def inspect(
     sheet: options.Sheet = None,
     json: options.Json = False,
 ) -> None:
-    """Say how data are understood, what is in them and what is wrong with them."""
+    """Show how the data is read, what it contains and what is wrong with it."""
     from clipctl.cli.views import inspection
     from clipctl.config.layers import resolve
     from clipctl.data.inspection import inspect_data
@@ -66,7 +66,7 @@ def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
 
 @contextmanager
 def watching() -> "Iterator[tuple[Tell, Count]]":
-    """What takes long and how far it is: a bar where somebody watches, a line now and then where nobody does."""
+    """What takes long and how far it is: a bar in a terminal, a line now and then elsewhere."""
     console = output.prose()
     if not console.is_terminal:
         with output.saying("") as tell:

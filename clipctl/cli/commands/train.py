@@ -65,7 +65,7 @@ def train(
     if json:
         output.print_json("train", summary.to_dict())
     else:
-        talk.show_summary(session, summary)
+        talk.show_summary(session, summary, data or ())
 
 
 def check_settings(asked: "list[Layer]") -> None:
