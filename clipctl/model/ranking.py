@@ -142,12 +142,12 @@ def fastest(
 ) -> Verdict | None:
     """The fastest option for sure, else the first, the usual one. None if what is known does not tell: neither
     forecasts that rest on measurements, nor measurements of the `smaller` workloads."""
+    estimates = {one: model.step_s(one, workload) for one in options}
+    known = {one: estimate for one, estimate in estimates.items() if estimate and estimate.is_sure}
     close = close_options(model, workload, options)
-    running = [one for one in options if one == options[0] or one in close]
+    running = [one for one in options if one == options[0] or one in close or one in known]
     if len(running) < 2:
         return None
-    estimates = {one: model.step_s(one, workload) for one in running}
-    known = {one: estimate for one, estimate in estimates.items() if estimate and estimate.is_sure}
     if len(known) == len(running):
         return _compare(known, name)
     for stand_in in smaller:

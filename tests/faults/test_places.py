@@ -12,6 +12,7 @@ import pytest
 
 from clipctl.config.quantities import Interval
 from clipctl.errors import SaveError
+from clipctl.runs.checkpoint import STATE
 from clipctl.runs.metrics import STEP, MetricsWriter, read_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
@@ -73,6 +74,11 @@ def test_every_amount_of_room_leaves_what_was_there(filesystem, micro):
     plan = make_plan(micro)
     train(plan, run)
     before = [(checkpoint.step, checkpoint.manifest) for checkpoint in CheckpointStore(run).all()]
+
+    def write_all(directory):
+        write_tensors(state, directory)
+        (directory / STATE).write_text("{}")
+
     state, ballast = attempt.make_state(plan), root / "ballast"
     page = os.statvfs(root).f_frsize
     for pages in range(200):
@@ -80,9 +86,7 @@ def test_every_amount_of_room_leaves_what_was_there(filesystem, micro):
         with ballast.open("wb") as file:
             os.posix_fallocate(file.fileno(), 0, max(1, free - pages * page))
         try:
-            CheckpointStore(run, keep_last=9).save(
-                lambda directory: write_tensors(state, directory), step=99, epoch=9, metrics={}
-            )
+            CheckpointStore(run, keep_last=9).save(write_all, step=99, epoch=9, metrics={})
         except OSError as error:
             assert error.errno == errno.ENOSPC
             left = CheckpointStore(run).all()
