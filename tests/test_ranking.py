@@ -78,7 +78,7 @@ def decided(machine, precision, total_steps):
         return choice.decide(config, WORKLOAD, total_steps)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(machines(), st.sampled_from(["auto", "fp32", "bf16"]), st.sampled_from([1, 20, 10_000]))
 def test_auto_and_recommend_device_never_disagree_on_the_same_facts(machine, precision, total_steps):
     found = decided(machine, precision, total_steps)

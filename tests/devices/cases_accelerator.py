@@ -220,7 +220,8 @@ def test_wrong_devices_are_caught_in_hybrid_too(fault):
 
 def test_a_correct_device_passes_a_hundred_seeds(tmp_path, monkeypatch):
     """It rounds otherwise than the CPU does, in every product."""
-    failed, plan = {}, plan_for(device="fake")
+    shallow = {**SETTINGS, "model.image.depth": 1, "model.text.depth": 1, "runtime.device": "fake"}
+    failed, plan = {}, make_plan(resolve([Layer("test", shallow)]))
     for seed in range(100):
         monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path / str(seed)))  # or it would be remembered
         with fake.using(faults={"rounding"}):
