@@ -33,20 +33,6 @@ MICRO = {
 }
 
 
-# Files that take longest: they come first, so that two workers end at about the same time.
-LONG_FILES = (
-    *("test_fake.py", "test_bench.py", "test_resume.py", "test_compiling.py", "test_processes.py", "test_pictures.py"),
-    *("test_monitor_terminal.py", "test_training.py", "test_places.py", "test_cli.py", "test_retention.py"),
-)
-
-
-def pytest_collection_modifyitems(items):
-    def place(item):
-        return LONG_FILES.index(item.path.name) if item.path.name in LONG_FILES else len(LONG_FILES)
-
-    items.sort(key=place)
-
-
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
