@@ -89,3 +89,7 @@ def test_documented_links_exist():
     for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
         for target in re.findall(r"\]\(((?!https?:)[^)]+)\)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), (path, target)
+
+
+def test_no_sample_output_was_left_to_be_filled_in():
+    assert not re.search(r"^    \w+ +[A-Z]{4,}$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)

@@ -225,8 +225,11 @@ def rank(
 
 
 def _confidence(best: Estimate | None, rival: Estimate | None = None) -> Confidence:
-    """As sure as the wider of the two intervals, and not sure at all if they overlap or rest on no measurement."""
-    if best is None or not best.is_sure or (rival and (not rival.is_sure or best.high >= rival.low)):
+    """As sure as the wider of the two intervals; not sure at all if they overlap or rest on no measurement."""
+    estimates = [one for one in (best, rival) if one]
+    if best is None or any(one.basis == "prior" for one in estimates) or (rival and best.high >= rival.low):
         return "low"
-    spread = max(one.high / one.value - 1 for one in (best, rival) if one)
-    return "high" if spread <= HIGH_SPREAD else "medium" if spread <= MEDIUM_SPREAD else "low"
+    spread = max(one.high / one.value - 1 for one in estimates)
+    if spread > MEDIUM_SPREAD:
+        return "low"
+    return "high" if spread <= HIGH_SPREAD and all(one.is_sure for one in estimates) else "medium"
