@@ -18,12 +18,12 @@ from pathlib import Path
 import torch
 
 from clipctl.config.layers import Layer, resolve
-from clipctl.runs.checkpoint import NEEDED
+from clipctl.runs.checkpoint import NEEDED, STATE
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training.attempt import make_state
 from clipctl.training.plan import make_plan
-from clipctl.training.state import nonfinite_tensors, write_checkpoint
+from clipctl.training.state import nonfinite_tensors, write_tensors
 
 NO_TENSORS = (2).to_bytes(8, "little") + b"{}"  # as a safetensors file
 
@@ -52,7 +52,12 @@ def plain_save(state, path):
 def our_save(state, store):
     """As the loop does it: look for numbers that are not finite, write, hash, sync, rename."""
     assert not nonfinite_tensors(state)
-    return store.save(lambda path: write_checkpoint(state, path, {}), step=1, epoch=1, metrics={})
+
+    def write(path):
+        write_tensors(state, path)
+        (path / STATE).write_text("{}")
+
+    return store.save(write, step=1, epoch=1, metrics={})
 
 
 def one_round(state, store, plain, *, ours_first):

@@ -21,7 +21,8 @@ from clipctl.hardware.sensors import SystemSensors
 from clipctl.runs import metrics
 from clipctl.runs.metrics import MetricsWriter
 from clipctl.runs.rundir import RunDir
-from clipctl.training.recording import SYSTEM_INTERVAL_S, StepLog, StepStart
+from clipctl.training.journal import SYSTEM_INTERVAL_S
+from clipctl.training.meter import StepMeter
 from clipctl.training.step import StepResult
 
 
@@ -44,17 +45,21 @@ def main() -> None:
         writer = MetricsWriter(run.metrics_file, run.name)
         sensors = SystemSensors(with_children=False)
         device = open_device("cpu")
-        log = StepLog(writer, device)
+        meter = StepMeter(device)
         value = torch.tensor(1.0)
-        phases = dict.fromkeys(("data_s", "transfer_s", "forward_s", "backward_s", "optimizer_s"), 0.01)
+        phases = ("transfer", "forward", "backward", "optimizer")
 
         def system_row() -> None:
             writer.write(metrics.SYSTEM, sensors.read(1.0))
             run.write_status("running", attempt=1, step=1, total_steps=2)
 
         def step_row() -> None:
-            log.add(StepStart(1, 1, 27, 1e-3, 0.15, phases), StepResult(value, value, value, value))
-            log.flush()
+            meter.begin()
+            for phase in phases:
+                meter.mark(phase)
+            meter.end(StepResult(value, value, value, value), step=1, epoch=1, pairs=27, lr=1e-3)
+            for row, _ in meter.read().rows:
+                writer.write(metrics.STEP, row)
 
         system_s, step_s = timed(system_row, 200), timed(step_row, 200)
         run.release()

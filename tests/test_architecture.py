@@ -1,6 +1,7 @@
 """The import layers of the package, read from its source."""
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -90,3 +91,15 @@ def test_torch_free_modules_start_without_torch():
 def test_only_the_package_itself_has_a_filled_init():
     filled = [path for path in PACKAGE.rglob("__init__.py") if path.read_text().strip()]
     assert filled == [PACKAGE / "__init__.py"]
+
+
+@pytest.mark.parametrize("path", sorted((PACKAGE.parent / "benchmarks").glob("*.py")), ids=lambda path: path.name)
+def test_what_benchmarks_import_exists(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("clipctl"):
+            module = importlib.import_module(node.module)
+            names = [alias.name for alias in node.names]
+            assert all(hasattr(module, name) or f"{node.module}.{name}" in MODULES for name in names), (
+                node.module,
+                names,
+            )
