@@ -1,4 +1,4 @@
-"""Which pictures are held out: split by picture, never by caption, and stable when others are added. No torch."""
+"""Which pictures are held out: split by picture, never by caption, and mostly the same when others are added. No torch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -41,8 +41,8 @@ def own_sides(source: IndexedSource) -> Sides:
 
 
 def held_out(source: IndexedSource, count: int, limit: int, seed: int) -> NDArray[np.int64]:
-    """The pictures whose hashed keys are lowest: equal pictures stay together, and a picture stays in its split when
-    others are added or removed."""
+    """The pictures whose hashed keys are lowest: equal pictures stay together, and most pictures stay in their split
+    when others are added or removed. Not all: the bound moves with their number."""
     count = min(count, limit)
     if count < 1:
         return np.zeros(0, dtype=np.int64)
