@@ -1,4 +1,4 @@
-"""Which pictures are held out: split by picture, never by caption, and mostly the same when others are added. No torch."""
+"""Which pictures are held out: by picture, never by caption, and mostly the same when others are added. No torch."""
 
 from collections.abc import Iterator
 from typing import NamedTuple
