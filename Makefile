@@ -12,7 +12,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 .PHONY: demo test soak lint clean
 
 demo: $(VENV)/installed
-	@echo "Training the default model on 216 drawn pictures; this takes about a minute."
+	@echo "Training a model on 216 drawn pictures; this takes under a minute."
 	@$(BIN)/clipctl train
 	@echo
 	@echo "In this directory, clipctl is $(BIN)/clipctl"

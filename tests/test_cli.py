@@ -102,7 +102,7 @@ def test_a_large_batch_shrinks_and_says_so():
         (["--name", "a/b"], 2, ["is not a valid run name"]),
         (["no-such-folder"], 2, ["no such file or directory", "no-such-folder"]),
         (["--no-such-flag"], 2, ["--no-such-flag"]),
-        (["--preset", "huge", "--batch-size", "200"], 4, ["training needs about", "hint:"]),
+        (["--preset", "huge", "--batch-size", "200", "--micro-batch", "200"], 4, ["training needs about", "hint:"]),
     ],
 )
 def test_mistakes_are_explained(tmp_path, monkeypatch, arguments, code, texts):
@@ -141,7 +141,7 @@ def test_a_directory_that_cannot_be_written(tmp_path):
 
 
 def test_an_unexpected_failure_is_no_traceback_unless_asked_for(tmp_path, monkeypatch):
-    monkeypatch.setattr("clipctl.training.session.make_plan", lambda *_, **__: 1 / 0)
+    monkeypatch.setattr("clipctl.training.session.plan_by_recipe", lambda *_, **__: 1 / 0)
     done = invoke("train")
     assert done.exit_code == 1 and "ZeroDivisionError" in done.stderr and "Traceback" not in done.stderr
     assert "Traceback" in invoke("train", CLIPCTL_DEBUG="1").stderr

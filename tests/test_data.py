@@ -144,7 +144,7 @@ def test_pictures_whose_caption_names_a_side_are_not_mirrored(tokenizer, caption
 def make_loader(tokenizer, workers=0, cache_bytes=10**6):
     source = SyntheticSource(20, seed=0, validation=False)
     dataset = PairDataset(source, tokenizer, DRAWN, 16, 0, RamCache(source, 16, cache_bytes))
-    return TrainLoader(dataset, EpochSampler(source, 6, seed=0), workers=workers, fixed_length=True)
+    return TrainLoader(dataset, EpochSampler(source, 6, seed=0), Collate(fixed_length=True), workers=workers)
 
 
 def tensors(loader, epoch, first_batch=0):
@@ -183,7 +183,7 @@ def test_the_dataset_pickles_for_spawned_workers(tokenizer):
 def test_tokens_are_cut_to_the_longest_caption_unless_fixed(tokenizer):
     pixels = np.zeros((2, 2, 3), np.uint8)
     pairs = [
-        Pair(pixels, tokenizer.encode(caption), None, number, number, ())
+        Pair(pixels, tokenizer.encode(caption), None, 1, number, True, number, number, ())
         for number, caption in enumerate(["a", "cats"])
     ]
     assert Collate(fixed_length=False)(pairs).tokens.shape == (2, 6)

@@ -33,7 +33,7 @@ class Story:
         self.writer = Writer(path, "run")
         self._chance = random.Random(0)
 
-    def tell(self, steps=STEPS, *, row=lambda step: {}, val_loss=None, system=lambda step: {}):
+    def tell(self, steps=STEPS, *, row=lambda step: {}, val_loss=None, system=lambda step: {}, score=None):
         for step in range(1, steps + 1):
             noise = self._chance.gauss(0, 0.05)
             healthy = {
@@ -45,7 +45,8 @@ class Story:
             self.writer.write(metrics.STEP, step_row(step, **{**healthy, **row(step)}), elapsed_s=step * 0.15)
             if step % 8 == 0:
                 loss = 3.2 * math.exp(-step / 150) + 0.4 if val_loss is None else val_loss(step)
-                values = {"step": step, "epoch": step // 8, "val_loss": loss, "score": min(0.9, step / 400)}
+                values = {"step": step, "epoch": step // 8, "val_loss": loss}
+                values["score"] = min(0.9, step / 400) if score is None else score(step)
                 self.writer.write(metrics.EVAL, values)
                 self.writer.write(metrics.CHECKPOINT, {"step": step, "size_bytes": 15 << 20, "save_s": 0.05})
             if step % 7 == 0:
@@ -74,7 +75,8 @@ def test_an_empty_run_is_left_in_peace(story):
 
 
 def test_every_alert_says_what_why_and_what_to_do(story):
-    story.tell(row=lambda step: {"loss": 3.3, "temperature": 0.9, "data_s": 0.08}, val_loss=lambda step: 2 + step / 100)
+    rows = {"loss": 3.3, "temperature": 0.9, "data_s": 0.08}
+    story.tell(row=lambda step: rows, val_loss=lambda step: 2 + step / 100, score=lambda step: 1 / step)
     alerts = story.alerts()
     assert len(alerts) >= 4
     for alert in alerts.values():
@@ -152,13 +154,35 @@ def test_one_large_gradient_is_no_jump(story):
 
 
 def test_validation_worse_than_at_the_start(story):
-    alerts = story.tell(val_loss=lambda step: 2.0 + step / 200).alerts()
+    alerts = story.tell(val_loss=lambda step: 2.0 + step / 200, score=lambda step: 0.2 - step / 4000).alerts()
     assert names(alerts) == {"validation_worse_than_start"}
 
 
 def test_overfitting(story):
-    alerts = story.tell(val_loss=lambda step: 3.2 * math.exp(-step / 60) + 0.5 + max(0, step - 200) / 300).alerts()
+    alerts = story.tell(val_loss=rising_late, score=lambda step: 0.5 - abs(step - 200) / 1000).alerts()
     assert names(alerts) == {"overfitting"}
+
+
+def rising_late(step):
+    return 3.2 * math.exp(-step / 60) + 0.5 + max(0, step - 200) / 300
+
+
+def test_a_model_that_finds_more_and_more_does_not_overfit_whatever_its_loss(story):
+    assert not story.tell(val_loss=rising_late).alerts()
+
+
+def test_by_heart_or_never_told(story):
+    """The same figures mean something else if the held-out captions do not occur in training."""
+    story.tell(row=lambda step: {"accuracy": 0.97}, score=lambda step: min(0.1, step / 1000))
+    assert names(story.alerts(state="finished", seen_captions=0.8)) == {"overfitting"}
+    assert names(story.alerts(state="finished", seen_captions=0.0)) == {"unseen_captions"}
+    assert not story.alerts(state="running", seen_captions=0.0)
+
+
+def test_still_rising_at_the_end_is_underfitting(story):
+    story.tell(row=lambda step: {"accuracy": 0.4}, score=lambda step: step / 1000)
+    alerts = story.alerts(state="finished")
+    assert names(alerts) == {"underfitting"} and "--time" in alerts["underfitting"].todo
 
 
 def test_a_validation_loss_that_levels_off_is_no_overfitting(story):
@@ -238,5 +262,5 @@ def test_rows_with_nothing_in_them(tmp_path):
     view = RunView()
     for rows in MetricsTail(path).poll()[1]:
         view.fold(rows)
-    assert view.step == 199 and len(CHECKS) == 15
+    assert view.step == 199 and len(CHECKS) == 16
     assert not diagnose(view, FACTS)

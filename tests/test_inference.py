@@ -146,7 +146,9 @@ def test_a_python_program_gets_the_checks_of_the_command_line(tmp_path, monkeypa
     with pytest.raises(ConfigError, match=r"unknown key optim\.lrr"):
         clipctl.train("synthetic", {"optim.lrr": 1}, runs_dir=tmp_path)
     with pytest.raises(DeviceError, match="training needs about"):
-        clipctl.train("synthetic", {"preset": "huge", "train.batch_size": 200}, runs_dir=tmp_path)
+        clipctl.train(
+            "synthetic", {"preset": "huge", "train.batch_size": 200, "train.micro_batch": 200}, runs_dir=tmp_path
+        )
     monkeypatch.setattr(disk, "free_bytes", lambda path: 1000)
     with pytest.raises(SaveError, match="2 checkpoints need"):
         clipctl.train("synthetic:40", {key: value for key, value in MICRO.items() if key != "data.source"})

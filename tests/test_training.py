@@ -215,7 +215,7 @@ def test_out_of_memory_becomes_advice(micro, tmp_path, monkeypatch, message):
     monkeypatch.setattr(loop, "train_step", fail)
     with pytest.raises(DeviceError, match="out of memory") as caught:
         train(make_plan(micro), RunDir.create(tmp_path, "tiny"))
-    assert "--batch-size 6" in (caught.value.hint or "")
+    assert "--micro-batch 6" in (caught.value.hint or "")
 
 
 @pytest.mark.parametrize(
@@ -348,23 +348,21 @@ def with_memory(plan, memory_bytes):
     )
 
 
-def test_what_does_not_fit_is_refused_with_a_batch_that_would(micro):
+def test_what_does_not_fit_is_refused_with_a_micro_batch_that_would(micro):
     plan = make_plan(micro)
     assert plan.memory_problem() is None
     large = resolve([Layer("test", {"preset": "small", "train.batch_size": 60, "data.source": "synthetic:300"})])
     plan = make_plan(large)
     problem = with_memory(plan, 4 * 2**30).memory_problem()
     assert problem is not None and problem.hint is not None
-    assert "--recompute would fit" in problem.hint
-    fitting = int(problem.hint.split()[-1])
-    assert 10 < fitting < 60
-    for batch_size, fits in ((fitting, True), (fitting + 1, False)):
+    assert problem.hint == "--micro-batch 15 would fit, with the same result"
+    for micro_batch, fits in ((15, True), (30, False)):
         _, need = plan.forecast.cost_model.memory(
-            plan.placement.setting, replace(plan.forecast.workload, batch_size=batch_size)
+            plan.placement.setting, replace(plan.forecast.workload, micro_batch=micro_batch)
         )
         assert (with_margin(need.value) + plan.forecast.memory.pictures_bytes <= 4 * 2**30) is fits
     hopeless = with_memory(plan, 2**30).memory_problem()
-    assert hopeless is not None and hopeless.hint == "choose a smaller --preset"
+    assert hopeless is not None and hopeless.hint == "not even a single pair fits; --preset tiny would"
 
 
 def test_recomputed_blocks_give_the_same_weights(micro, tmp_path):

@@ -239,7 +239,7 @@ def _band(
 def _assumptions(question: Question, profile: Profile, candidates: Sequence[Candidate], verdict: Verdict) -> list[str]:
     image, text = question.model.image, question.model.text
     words = [
-        f"image {image.width}×{image.depth} at {image.size_px} px in patches of {image.patch_px}, "
+        f"image {image.words}, "
         f"text {text.width}×{text.depth}, vocabulary {text.vocab_size or cost.ASSUMED_VOCAB_SIZE:,}",
         f"batch size {question.batch_size}, captions of {question.workload.text_tokens} tokens, "
         f"{question.pairs:,} pairs per epoch, {verdict.setting.threads} threads",

@@ -69,17 +69,22 @@ DATA_FLAGS = (
         "Share to hold out, up to 1,000 pictures; default: 0.1.",
         _DATA,
     ),
-    Flag("--tokenizer", "data.tokenizer", "NAME", "characters (default), bpe:4096, or a tokenizer.json.", _DATA, True),
+    Flag("--tokenizer", "data.tokenizer", "NAME", "words, characters, bpe:4096, or a tokenizer.json.", _DATA, True),
 )
 PRESET_FLAG = Flag("--preset", "preset", "NAME", "tiny (default), small, base, medium, large or huge.", _MODEL, True)
 TRAIN_FLAGS = (
     *DATA_FLAGS,
     Flag("--cache", "runtime.cache", "WHERE", "Decoded pictures: auto (default), ram, disk or off.", _DATA, True),
     PRESET_FLAG,
+    Flag("--layout", "layout", "NAME", "auto, or clip: a model that other CLIP libraries load.", _MODEL, True),
+    Flag("--recipe", "recipe", "NAME", "auto: decided from data and time; plain: as in 0.1.", _TRAINING, True),
+    Flag("--time", "train.time", "10m", "End after this long, with what can be learnt in it.", _TRAINING, True),
     Flag("--epochs", "train.epochs", "N", "Passes over the training data.", _TRAINING, True),
     Flag("--steps", "train.steps", "N", "Stop after this many steps instead.", _TRAINING, True),
     Flag("--batch-size", "train.batch_size", "N", "Batch size: pairs contrasted with each other.", _TRAINING, True),
+    Flag("--micro-batch", "train.micro_batch", "N", "Pairs kept in memory at once; default: auto.", _TRAINING, True),
     Flag("--lr", "optim.lr", "RATE", "Peak learning rate.", _TRAINING, True),
+    Flag("--patience", "train.patience", "N", "End after N evaluations without a new best.", _TRAINING, True),
     Flag("--seed", "train.seed", "N", "Same seed and threads, same weights.", _TRAINING, True),
     Flag("--save-every", "save.every", "N", "5e (default: epochs), 500s (steps) or 10m (minutes).", _CHECKPOINTS, True),
     Flag("--keep-last", "save.keep_last", "N", "Newest checkpoints to keep; default: 2.", _CHECKPOINTS, True),

@@ -262,6 +262,19 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[ConfigError]:
             f"model.image.size_px {image.size_px} is not a multiple of model.image.patch_px {image.patch_px}",
             f"the nearest that fits is {max(1, round(image.size_px / image.patch_px)) * image.patch_px}",
         )
+    if image.stem == "conv" and (image.patch_px < 2 or image.patch_px & (image.patch_px - 1)):
+        yield ConfigError(
+            f"model.image.patch_px {image.patch_px} is not a power of two, which a conv stem needs",
+            f"--set model.image.patch_px={max(2, 2 ** round(math.log2(image.patch_px)))} would fit",
+        )
+    if image.pool == "class" and image.depth == 0:
+        yield ConfigError("model.image.depth 0 leaves nothing that fills the class token", "set model.image.pool=flat")
+    loop = config.train
+    if loop.micro_batch and loop.micro_batch > loop.batch_size:
+        yield ConfigError(
+            f"train.micro_batch {loop.micro_batch} is larger than train.batch_size {loop.batch_size}",
+            "a micro-batch is a part of a batch: leave it out to let memory decide",
+        )
     for name, tower in (("image", image), ("text", text)):
         if tower.width % tower.heads:
             fitting = [heads for heads in range(1, tower.width + 1) if tower.width % heads == 0]

@@ -36,6 +36,16 @@ def parse_bytes(text: str) -> int:
     return value
 
 
+def parse_duration(text: str) -> float:
+    """Seconds of a duration: 90s, 10m, 1.5h, 1h30m."""
+    match = re.fullmatch(r"\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s)?\s*", text)
+    parts = [float(part or 0) for part in match.groups()] if match else [0.0]
+    seconds = sum(part * factor for part, factor in zip(parts, (3600, 60, 1), strict=False))
+    if not 0 < seconds <= 366 * 86400:
+        raise ValueError("a duration such as 90s, 10m or 2h")
+    return seconds
+
+
 def parse_counts(texts: Sequence[str], *, limit: int = 1000) -> list[int]:
     """Several counts above zero: `1e6 1e7`, `1e6,1e7`, and `1e5:1e8:7` for seven from 1e5 to 1e8 at equal ratios.
     Sorted, each once."""

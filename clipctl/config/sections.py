@@ -7,7 +7,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from clipctl.config.quantities import Interval
+from clipctl.config.quantities import Interval, parse_duration
 
 DeviceName = str  # "auto", "cpu", "mps", "cuda", "cuda:1", "hybrid"
 PRECISIONS = ("fp32", "bf16", "fp16")  # the usual one first
@@ -39,7 +39,7 @@ def is_synthetic(source: str) -> bool:
 
 def absolute(text: str) -> str:
     """A place on disk, wherever a run is resumed from; names of what is built in stay as they are."""
-    is_name = is_synthetic(text) or text.partition(":")[0] in ("characters", "bpe")
+    is_name = is_synthetic(text) or text.partition(":")[0] in ("characters", "words", "bpe")
     return text if is_name else os.path.abspath(os.path.expanduser(text))
 
 
@@ -52,8 +52,10 @@ def check_tokenizer(text: str) -> None:
     name, _, number = text.partition(":")
     if name == "bpe" and not (number.isdecimal() and 300 <= int(number) <= 1_000_000):
         raise ValueError("bpe:VOCABULARY with 300 symbols or more, such as bpe:4096")
+    if name == "words" and number and not (number.isdecimal() and 100 <= int(number) <= 1_000_000):
+        raise ValueError("words, or words:VOCABULARY with 100 symbols or more, such as words:4096")
     if name == "characters" and number:
-        raise ValueError("characters, bpe:4096, or the path of a tokenizer.json")
+        raise ValueError("characters, words, bpe:4096, or the path of a tokenizer.json")
 
 
 def bounded(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
@@ -66,13 +68,46 @@ class ImageTowerConfig:
     size_px: int = bounded(64, low=8, high=2048)
     patch_px: int = bounded(8, low=1, high=256)
     width: int = bounded(128, low=8, high=16384)
-    depth: int = bounded(4, low=1, high=200)
+    depth: int = bounded(4, low=0, high=200)
     heads: int = bounded(4, low=1, high=256)
+    # CLIP's layout is patches cut by one convolution, and a class token. What departs from it learns from fewer
+    # pictures: several convolutions of stride 2 see edges before shapes, and a projection of all tokens knows where.
+    stem: Literal["patches", "conv"] = "patches"
+    pool: Literal["class", "mean", "flat"] = "class"
+
+    @property
+    def patches(self) -> int:
+        return (self.size_px // self.patch_px) ** 2
 
     @property
     def tokens(self) -> int:
-        """Patches and the class token."""
-        return (self.size_px // self.patch_px) ** 2 + 1
+        """Patches, and the class token if there is one."""
+        return self.patches + (self.pool == "class")
+
+    @property
+    def pooled(self) -> int:
+        """Values that the projection reads."""
+        return self.width * (self.patches if self.pool == "flat" else 1)
+
+    @property
+    def stem_widths(self) -> tuple[int, ...]:
+        """Channels after each convolution of a conv stem: each halves the side and doubles the width."""
+        halvings = self.patch_px.bit_length() - 1
+        return tuple(max(8, self.width >> (halvings - 1 - number)) for number in range(halvings))
+
+    @property
+    def words(self) -> str:
+        """For people: what it is made of."""
+        blocks = f"{self.width}×{self.depth}" if self.depth else f"width {self.width}"
+        patches = f"in patches of {self.patch_px}"
+        if self.stem == "conv":
+            patches = f"through {len(self.stem_widths)} convolutions"
+        return f"{blocks} at {self.size_px} px {patches}"
+
+    @property
+    def is_clip_layout(self) -> bool:
+        """Whether other CLIP libraries know this tower."""
+        return (self.stem, self.pool) == ("patches", "class")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +152,10 @@ class DataConfig:
     min_crop: float | None = bounded(None, low=0.05, high=1.0)  # smallest share of the area that a random crop keeps
     jitter: float | None = bounded(None, low=0.0, high=0.9)  # of brightness, contrast and saturation
     flip: bool = True  # mirror, except where the caption says left or right
+    # Where that is done: picture by picture in the loader, or for a whole batch on the model's device, blending pixels.
+    augment_on: Literal["loader", "device"] = "loader"
+    max_turn: float = bounded(0.0, low=0.0, high=180.0)  # random turn, in degrees; this and the next on the device only
+    max_stretch: float = bounded(0.0, low=0.0, high=0.5)  # random change of the aspect ratio
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,9 +178,15 @@ class OptimConfig:
 class LoopConfig:
     epochs: int = bounded(50, low=1, high=1_000_000)
     steps: int | None = bounded(None, low=1, high=10**12)  # when given, the run ends after this many instead
+    time: str | None = field(default=None, metadata={"check": parse_duration})  # 10m: as many steps as fit into it
+    eval_every: int = bounded(1, low=1, high=1_000_000)  # epochs; and always at the end
+    patience: int | None = bounded(None, low=1, high=1_000_000)  # evaluations without a new best that end the run
     batch_size: int = bounded(27, low=2, high=1_000_000)
+    micro_batch: int | None = bounded(None, low=1, high=1_000_000)  # None: as large as memory allows
     seed: int = bounded(0, low=0, high=2**32 - 1)
     loss: LossName = "softmax"
+    # Weight of the loss between pictures of equal captions, which then meet two by two in a batch; 0: none.
+    picture_term: float = bounded(0.0, low=0.0, high=10.0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +210,8 @@ class RuntimeConfig:
 @dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     preset: str = "tiny"
+    recipe: Literal["auto", "plain"] = "auto"  # what a new run does about settings that were left open
+    layout: Literal["auto", "clip"] = "auto"  # clip: a model that other CLIP libraries know
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()

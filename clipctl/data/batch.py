@@ -3,9 +3,36 @@
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from clipctl.data.bad import BadPicture
+
+
+class Views(NamedTuple):
+    """Where each picture of a batch is looked at, if that is still to be done: see `data.views`."""
+
+    maps: Tensor  # (B, 2, 3): from the corners (±1, ±1) of the model's input to pixels
+    sizes: Tensor  # (B, 2): width and height of each picture, in the upper left corner of its place in the batch
+    side_px: int  # of the model's input
+
+    def to(self, device: torch.device) -> "Views":
+        return Views(self.maps.to(device), self.sizes.to(device), self.side_px)
+
+    def of(self, images: Tensor) -> Tensor:
+        """What is seen of pictures (B, H, W, 3): (B, S, S, 3), blended from four pixels each. Beyond a picture,
+        its edge is repeated."""
+        pixels = images.permute(0, 3, 1, 2).contiguous().float()
+        shape = [len(pixels), 3, self.side_px, self.side_px]
+        places = F.affine_grid(self.maps, shape, align_corners=False)  # (B, S, S, 2), in pixels
+        edge = self.sizes.to(pixels.dtype).view(-1, 1, 1, 2) - 0.5  # the middle of the last pixel
+        places = torch.minimum(places.clamp(min=0.5), edge)
+        canvas = places.new_tensor([pixels.shape[3], pixels.shape[2]])
+        return F.grid_sample(pixels, 2 * places / canvas - 1, align_corners=False).permute(0, 2, 3, 1)
+
+    def split(self, pairs: int) -> "list[Views]":
+        parts = zip(torch.split(self.maps, pairs), torch.split(self.sizes, pairs), strict=True)
+        return [Views(maps, sizes, self.side_px) for maps, sizes in parts]
 
 
 class Batch(NamedTuple):
@@ -14,6 +41,7 @@ class Batch(NamedTuple):
     jitter: Tensor | None = None  # (B, 3): factors for brightness, contrast and saturation; None: unchanged
     positives: Tensor | None = None  # (B, B) bool: captions (column) that match a picture (row); None: only its own
     bad: tuple[BadPicture, ...] = ()  # pictures that were replaced by others
+    views: Views | None = None  # None: pictures are what the model sees
 
     def to(self, image: torch.device, text: torch.device) -> "Batch":
         """Move pictures and captions to their towers' devices."""
@@ -22,4 +50,18 @@ class Batch(NamedTuple):
             for tensor in (self.images, self.jitter, self.positives)
         )
         assert images is not None
-        return Batch(images, self.tokens.to(text, non_blocking=True), jitter, positives, self.bad)
+        views = None if self.views is None else self.views.to(image)
+        return Batch(images, self.tokens.to(text, non_blocking=True), jitter, positives, self.bad, views)
+
+    @property
+    def seen(self) -> Tensor:
+        """What the model sees of the pictures: (B, S, S, 3), bytes or floats between 0 and 255."""
+        return self.images if self.views is None else self.views.of(self.images)
+
+    def split(self, pairs: int) -> "list[Batch]":
+        """Parts of so many pairs, the last maybe of fewer. Which captions match which pictures stays with the whole."""
+        nothing = [None] * -(-len(self.images) // pairs)
+        jitter = nothing if self.jitter is None else torch.split(self.jitter, pairs)
+        views = nothing if self.views is None else self.views.split(pairs)
+        parts = zip(torch.split(self.images, pairs), torch.split(self.tokens, pairs), jitter, views, strict=True)
+        return [Batch(images, tokens, jitter=factors, views=some) for images, tokens, factors, some in parts]

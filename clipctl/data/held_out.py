@@ -28,21 +28,28 @@ class Matches:
 
     def __init__(self, owners: Sequence[int], texts: Sequence[str], picture_keys: Keys) -> None:
         """`owners[c]` is the picture that caption c is of."""
-        numbers: dict[str, int] = {}
+        self._numbers: dict[str, int] = {}  # of different texts
+        numbers = self._numbers
         self._text_of = np.array([numbers.setdefault(text, len(numbers)) for text in texts], dtype=np.int64)
         _, self._group_of = np.unique(picture_keys, return_inverse=True)  # equal pictures are one group
         self._texts: list[set[int]] = [set() for _ in range(int(self._group_of.max()) + 1)]
         for owner, text in zip(owners, self._text_of, strict=True):
             self._texts[self._group_of[owner]].add(int(text))
-        self._distinct = len(numbers)
 
     @property
     def pictures(self) -> int:
         return len(self._group_of)
 
+    def is_known(self, text: str) -> bool:
+        """Whether it is right for any of the pictures."""
+        return text in self._numbers
+
+    def is_right(self, picture: int, text: str) -> bool:
+        return self._numbers.get(text, -1) in self._texts[self._group_of[picture]]
+
     def rows(self, pictures: NDArray[np.int64]) -> NDArray[np.bool_]:
         """(pictures, captions) for some of the pictures."""
-        right = np.zeros((len(pictures), self._distinct), dtype=bool)
+        right = np.zeros((len(pictures), len(self._numbers)), dtype=bool)
         for row, picture in enumerate(pictures):
             right[row, list(self._texts[self._group_of[picture]])] = True
         return np.asarray(right[:, self._text_of])

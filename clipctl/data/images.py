@@ -24,6 +24,9 @@ class Augmentation:
     flip: bool
     min_crop: float  # smallest share of the area that a crop keeps; 1: no crop
     jitter: float  # of brightness, contrast and saturation; not hue, because captions name colours
+    on_device: bool = False  # for a whole batch at once, by `data.views`; only there:
+    max_turn: float = 0.0  # in degrees
+    max_stretch: float = 0.0  # wider and lower, or the other way round
 
     @classmethod
     def of(cls, config: DataConfig, *, drawn: bool) -> "Augmentation":
@@ -35,6 +38,9 @@ class Augmentation:
             flip=config.flip,
             min_crop=crop if config.min_crop is None else config.min_crop,
             jitter=jitter if config.jitter is None else config.jitter,
+            on_device=config.augment_on == "device",
+            max_turn=config.max_turn,
+            max_stretch=config.max_stretch,
         )
 
 

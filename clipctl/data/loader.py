@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
 from clipctl.data.bad import BadPicture, BadPictureError
-from clipctl.data.batch import Batch
+from clipctl.data.batch import Batch, Views
 from clipctl.data.cache import PictureCache
 from clipctl.data.decoding import Pixels
 from clipctl.data.images import Augmentation, augment
 from clipctl.data.sampling import EpochSampler, Key, chosen_captions, equal_pairs
 from clipctl.data.source import Source
 from clipctl.data.tokenizers import Tokenizer
+from clipctl.data.views import draws, random_jitter, random_views
 from clipctl.errors import DataError, TrainingError
 from clipctl.hardware.processes import signals_held
 
@@ -38,6 +39,9 @@ class Pair(NamedTuple):
     pixels: Pixels
     tokens: NDArray[np.int64]
     jitter: NDArray[np.float64] | None
+    epoch: int
+    picture: int  # that was asked for
+    may_flip: bool
     caption_key: int  # equal for equal captions
     picture_key: int  # and for equal pictures
     bad: tuple[BadPicture, ...]
@@ -74,16 +78,28 @@ class PairDataset(Dataset[Pair]):
 
     def __getitem__(self, key: Key) -> Pair:
         epoch, index, which = key
-        rng = np.random.default_rng([self._seed, epoch, index])
+        asked = index
         pixels, index, bad = self._usable(index)
         if bad:
             count = np.array([self._source.caption_count(index)])
             which = int(chosen_captions(np.array([index]), count, self._seed, epoch)[0])
         text, how = self._text(index, which), self._augmentation
-        # A mirrored picture would make "on the left" a lie.
-        pixels = augment(pixels, rng, self._size_px, how, flip=how.flip and not text.names_side)
-        jitter = rng.uniform(1 - how.jitter, 1 + how.jitter, size=3) if how.jitter else None
-        return Pair(pixels, text.tokens, jitter, text.caption_key, text.picture_key, bad)
+        may_flip = how.flip and not text.names_side  # a mirrored picture would make "on the left" a lie
+        jitter = None
+        if not how.on_device:
+            rng = np.random.default_rng([self._seed, epoch, asked])
+            pixels = augment(pixels, rng, self._size_px, how, flip=may_flip)
+            jitter = rng.uniform(1 - how.jitter, 1 + how.jitter, size=3) if how.jitter else None
+        return Pair(pixels, text.tokens, jitter, epoch, asked, may_flip, text.caption_key, text.picture_key, bad)
+
+    def pixels(self, index: int) -> Pixels | None:
+        """A picture as it is kept; None if it cannot be used."""
+        if index not in self._bad:
+            try:
+                return self._cache.get(index)
+            except BadPictureError as error:
+                self._bad[index] = str(error)
+        return None
 
     def _text(self, index: int, which: int) -> Text:
         text = self._texts.get((index, which))
@@ -99,11 +115,8 @@ class PairDataset(Dataset[Pair]):
         """The picture, or the next usable one after it; and the bad ones that were skipped."""
         bad: list[BadPicture] = []
         for _ in range(len(self._source)):
-            if index not in self._bad:
-                try:
-                    return self._cache.get(index), index, tuple(bad)
-                except BadPictureError as error:
-                    self._bad[index] = str(error)
+            if (pixels := self.pixels(index)) is not None:
+                return pixels, index, tuple(bad)
             bad.append(BadPicture(index, self._bad[index]))
             index = (index + 1) % len(self._source)
         raise DataError(f"none of the pictures in {self._source.name} can be used; the last one is {bad[-1].reason}")
@@ -116,7 +129,12 @@ class Collate:
         self._fixed_length = fixed_length
 
     def __call__(self, pairs: list[Pair]) -> Batch:
-        images = np.stack([pair.pixels for pair in pairs])
+        jitter = np.array([pair.jitter for pair in pairs if pair.jitter is not None], dtype=np.float32)
+        return self._batch(pairs, np.stack([pair.pixels for pair in pairs]), jitter if len(jitter) else None)
+
+    def _batch(
+        self, pairs: list[Pair], images: Pixels, jitter: NDArray[np.float32] | None, views: Views | None = None
+    ) -> Batch:
         tokens = np.stack([pair.tokens for pair in pairs])
         if not self._fixed_length:
             tokens = tokens[:, : int(tokens.argmax(axis=1).max()) + 1]
@@ -125,15 +143,36 @@ class Collate:
             for keys in zip(*((one.caption_key, one.picture_key) for one in pairs), strict=True)
         )
         positives = equal_pairs(caption_keys, picture_keys)
-        jitter = np.array([pair.jitter for pair in pairs if pair.jitter is not None], dtype=np.float32)
-        bad = tuple(bad for pair in pairs for bad in pair.bad)
         return Batch(
             torch.from_numpy(images),
             torch.from_numpy(np.ascontiguousarray(tokens)),
-            torch.from_numpy(jitter) if len(jitter) else None,
+            None if jitter is None else torch.from_numpy(jitter),
             torch.from_numpy(positives) if positives.sum() > len(pairs) else None,
-            bad,
+            tuple(bad for pair in pairs for bad in pair.bad),
+            views,
         )
+
+
+class CollateWithViews(Collate):
+    """Stacks pictures as they are, each in the upper left corner of its place, and says where to look at them."""
+
+    def __init__(self, augmentation: Augmentation, size_px: int, seed: int, *, fixed_length: bool) -> None:
+        super().__init__(fixed_length=fixed_length)
+        self._augmentation, self._size_px, self._seed = augmentation, size_px, seed
+
+    def __call__(self, pairs: list[Pair]) -> Batch:
+        heights, widths = (max(pair.pixels.shape[axis] for pair in pairs) for axis in (0, 1))
+        canvas = np.zeros((len(pairs), heights, widths, 3), dtype=np.uint8)
+        for place, pair in zip(canvas, pairs, strict=True):
+            height, width, _ = pair.pixels.shape
+            place[:height, :width] = pair.pixels
+        sizes = np.array([pair.pixels.shape[1::-1] for pair in pairs], dtype=np.int64)
+        drawn = draws(np.array([pair.picture for pair in pairs], dtype=np.uint64), self._seed, pairs[0].epoch)
+        may_flip = np.array([pair.may_flip for pair in pairs])
+        maps = random_views(drawn, sizes, self._augmentation, may_flip)
+        jitter = random_jitter(drawn, self._augmentation)
+        views = Views(torch.from_numpy(maps.astype(np.float32)), torch.from_numpy(sizes), self._size_px)
+        return self._batch(pairs, canvas, None if jitter is None else jitter.astype(np.float32), views)
 
 
 class TrainLoader:
@@ -143,17 +182,17 @@ class TrainLoader:
         self,
         dataset: PairDataset,
         sampler: EpochSampler,
+        collate: Collate,
         *,
         workers: int,
-        fixed_length: bool,
         timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        self._sampler = sampler
+        self.dataset, self._sampler = dataset, sampler
         self._timeout_s = timeout_s if workers else None
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=sampler,
-            collate_fn=Collate(fixed_length=fixed_length),
+            collate_fn=collate,
             num_workers=workers,
             persistent_workers=workers > 0,
             prefetch_factor=PREFETCH_BATCHES if workers else None,

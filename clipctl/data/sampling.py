@@ -30,10 +30,17 @@ def chosen_captions(indices: NDArray[np.int64], counts: NDArray[np.int64], seed:
 
 
 def epoch_batches(
-    pairs: int, batch_size: int, seed: int, epoch: int, groups: NDArray[np.int64] | None = None
+    pairs: int,
+    batch_size: int,
+    seed: int,
+    epoch: int,
+    groups: NDArray[np.int64] | None = None,
+    *,
+    partners: bool = False,
 ) -> list[NDArray[np.int64]]:
     """Every pair once, in as few batches as `batch_size` allows, with sizes that differ by at most one. Pairs in the
-    same group should not share a batch, so each batch gets as few of them as possible.
+    same group should not share a batch, so each batch gets as few of them as possible; or, with `partners`, they meet
+    two by two, so that each batch has as many different groups as it can have with partners.
 
     A last batch of three pairs would have a chance loss of ln 3 next to batches at ln B; equal batches keep the loss
     comparable from step to step and leave no pair out.
@@ -42,6 +49,8 @@ def epoch_batches(
     batches = batch_count(pairs, batch_size)
     if groups is None:
         return np.array_split(order, batches)
+    if partners:
+        return np.array_split(_two_by_two(order, groups), batches)
     # Groups in random order, each group's members in a row; then dealt out like cards, so that m members go to m
     # different batches, or are spread evenly if there are fewer batches.
     place = np.empty(pairs, dtype=np.int64)
@@ -50,6 +59,17 @@ def epoch_batches(
     np.minimum.at(first, groups, place)
     dealt = np.lexsort((place, first[groups]))
     return [dealt[number::batches] for number in range(batches)]
+
+
+def _two_by_two(order: NDArray[np.int64], groups: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The same order, but the second, fourth, … member of a group comes right after the one before it."""
+    by_group = order[np.argsort(groups[order], kind="stable")]  # members of a group in a row, as the order has them
+    starts = np.flatnonzero(np.diff(groups[by_group], prepend=-1))
+    number = np.arange(len(order)) - np.repeat(starts, np.diff(starts, append=len(order)))  # in its group
+    leader = by_group[np.arange(len(order)) - number % 2]
+    place = np.empty(len(order), dtype=np.int64)
+    place[order] = np.arange(len(order))
+    return np.asarray(by_group[np.lexsort((number, place[leader]))])
 
 
 def conflict_groups(caption_keys: Keys, picture_keys: Keys) -> NDArray[np.int64] | None:
@@ -86,11 +106,12 @@ class EpochPlan(NamedTuple):
     has_repeats: bool  # some captions or pictures are equal
 
 
-def plan_epoch(source: Source, batch_size: int, seed: int, epoch: int) -> EpochPlan:
+def plan_epoch(source: Source, batch_size: int, seed: int, epoch: int, *, partners: bool = False) -> EpochPlan:
     """Captions are chosen first, because they determine which pairs would be false negatives of each other."""
     choice = chosen_captions(np.arange(len(source)), source.caption_counts, seed, epoch)
     groups = conflict_groups(source.caption_keys(choice), source.picture_keys)
-    return EpochPlan(epoch_batches(len(source), batch_size, seed, epoch, groups), choice, groups is not None)
+    batches = epoch_batches(len(source), batch_size, seed, epoch, groups, partners=partners)
+    return EpochPlan(batches, choice, groups is not None)
 
 
 FLOOR_BATCHES = 1000  # examined to estimate how often equal captions or pictures share a batch
@@ -112,8 +133,8 @@ def loss_floor(source: Source, plan: EpochPlan) -> float:
 class EpochSampler:
     """Batches of keys for a loader, from wherever `start` said."""
 
-    def __init__(self, source: Source, batch_size: int, seed: int) -> None:
-        self._source, self._batch_size, self._seed = source, batch_size, seed
+    def __init__(self, source: Source, batch_size: int, seed: int, *, partners: bool = False) -> None:
+        self._source, self._batch_size, self._seed, self._partners = source, batch_size, seed, partners
         self._epoch, self._first_batch = 0, 0
 
     def start(self, epoch: int, first_batch: int = 0) -> None:
@@ -123,6 +144,6 @@ class EpochSampler:
         return batch_count(len(self._source), self._batch_size) - self._first_batch
 
     def __iter__(self) -> Iterator[list[Key]]:
-        plan = plan_epoch(self._source, self._batch_size, self._seed, self._epoch)
+        plan = plan_epoch(self._source, self._batch_size, self._seed, self._epoch, partners=self._partners)
         for batch in plan.batches[self._first_batch :]:
             yield [Key(self._epoch, int(index), int(plan.choice[index])) for index in batch]

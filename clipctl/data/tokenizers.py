@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import unicodedata
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
@@ -18,6 +20,10 @@ _FIRST_CHARACTER_ID = 3
 FILE_LIMIT_BYTES = 100_000_000
 LEARN_LIMIT_CAPTIONS = 1_000_000  # more hardly change a vocabulary
 LONGEST_CAPTIONS, COUNTED_CAPTIONS = 2_000, 200_000  # tokenised to find the longest, and to count how many are cut
+
+MIN_WORD_COUNT = 2  # rarer words are spelled: an id seen once learns nothing
+WORDS = 16_384  # of `words` without a number; as many as there are, if fewer
+KEPT_SPELLINGS = 100_000
 
 _START_NAMES = ("<|startoftext|>", "<start>", "<s>", "[CLS]", "<bos>")
 _END_NAMES = ("<|endoftext|>", "<end>", "</s>", "[SEP]", "<eos>")
@@ -71,6 +77,65 @@ class CharacterTokenizer:
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "alphabet": "".join(self.alphabet), "context": self.context}
+
+
+class WordTokenizer:
+    """One id per word. A word that is not in the vocabulary is spelled by the longest pieces that are: as WordPiece
+    does, where `##` marks a piece that continues a word. So nothing needs to be unknown but a new character.
+
+    Ids: padding 0, start 1, unknown 2, the pieces, end.
+    """
+
+    kind = "words"
+
+    def __init__(self, pieces: Sequence[str], context: int) -> None:
+        self.pieces, self.context = tuple(pieces), context
+        self._ids = {piece: id for id, piece in enumerate(pieces, start=_FIRST_CHARACTER_ID)}
+        self._longest = max((len(piece) for piece in pieces), default=1)
+        self._spelled: dict[str, list[int]] = {}
+        self.end_id = _FIRST_CHARACTER_ID + len(self.pieces)
+        self.vocab_size = self.end_id + 1
+
+    @classmethod
+    def learn(cls, captions: Iterable[str], vocab_size: int, context: int) -> "WordTokenizer":
+        """Every character, and the words that occur at least twice, the most frequent first."""
+        counts = Counter(word for caption in captions for word in split_words(normalise(caption)))
+        characters = sorted({character for word in counts for character in word})
+        spelled = [*characters, *(f"##{character}" for character in characters)]
+        room = max(0, vocab_size - len(spelled) - _FIRST_CHARACTER_ID - 1)
+        frequent = sorted(
+            (word for word, count in counts.items() if count >= MIN_WORD_COUNT and len(word) > 1),
+            key=lambda word: (-counts[word], word),
+        )
+        return cls([*spelled, *frequent[:room]], context)
+
+    def encode(self, caption: str) -> NDArray[np.int64]:
+        return _filled(self._body(caption), START_ID, self.end_id, self.context)
+
+    def length(self, caption: str) -> int:
+        return len(self._body(caption)) + 2
+
+    def _body(self, caption: str) -> list[int]:
+        return [id for word in split_words(normalise(caption)) for id in self._spell(word)]
+
+    def _spell(self, word: str) -> list[int]:
+        if word in self._ids:
+            return [self._ids[word]]
+        if word not in self._spelled:
+            ids, start = [], 0
+            while start < len(word):
+                prefix = "##" if start else ""
+                ends = range(min(len(word), start + self._longest), start, -1)
+                end = next((end for end in ends if prefix + word[start:end] in self._ids), start + 1)
+                ids.append(self._ids.get(prefix + word[start:end], UNKNOWN_ID))
+                start = end
+            if len(self._spelled) >= KEPT_SPELLINGS:
+                self._spelled.clear()
+            self._spelled[word] = ids
+        return self._spelled[word]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"kind": self.kind, "pieces": list(self.pieces), "context": self.context}
 
 
 class SubwordTokenizer:
@@ -143,15 +208,21 @@ def _tokenizers() -> Any:
 
 
 def make_tokenizer(spec: str, source: Source, context: int) -> Tokenizer:
-    """`characters`, `bpe:VOCABULARY` learnt from the source's captions, or a tokenizer.json."""
+    """`characters`, `words` or `bpe:VOCABULARY` learnt from the source's captions, or a tokenizer.json."""
     name, _, number = spec.partition(":")
     if name == "characters":
         return CharacterTokenizer(source.alphabet(), context)
+    if name == "words":
+        return WordTokenizer.learn(_some_captions(source, COUNTED_CAPTIONS), int(number or WORDS), context)
     if name == "bpe":
-        rows = len(source.caption_sizes())
-        sample = range(0, rows, -(-rows // LEARN_LIMIT_CAPTIONS))
-        return SubwordTokenizer.learn(map(source.caption_row, sample), int(number), context)
+        return SubwordTokenizer.learn(_some_captions(source, LEARN_LIMIT_CAPTIONS), int(number), context)
     return read_tokenizer(Path(spec), context)
+
+
+def _some_captions(source: Source, limit: int) -> Iterable[str]:
+    """All captions, or an even sample of them."""
+    rows = len(source.caption_sizes())
+    return map(source.caption_row, range(0, rows, -(-rows // limit)))
 
 
 def read_tokenizer(path: Path, context: int) -> SubwordTokenizer:
@@ -181,6 +252,8 @@ def from_dict(document: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `to_dict` describes."""
     if document.get("kind") == CharacterTokenizer.kind:
         return CharacterTokenizer(document["alphabet"], document["context"])
+    if document.get("kind") == WordTokenizer.kind:
+        return WordTokenizer(document["pieces"], document["context"])
     if document.get("kind") == SubwordTokenizer.kind:
         return SubwordTokenizer(json.dumps(document["definition"]), document["context"])
     raise DataError(f"unknown tokenizer kind {document.get('kind')!r}")
@@ -217,6 +290,14 @@ def words_cut(cut: int, captions: int, tokenizer: Tokenizer) -> str:
         f"{cut:,} of {captions:,} captions are longer than {tokenizer.context - 2} {noun} and are cut; {way_out}"
         f"--set model.text.context={2 * tokenizer.context} doubles the limit"
     )
+
+
+_WORD = re.compile(r"[^\W_]+|[^\w\s]|_")
+
+
+def split_words(text: str) -> list[str]:
+    """Runs of letters and digits; every other character that is not a space stands alone."""
+    return _WORD.findall(text)
 
 
 def normalise(caption: str) -> str:

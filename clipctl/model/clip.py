@@ -73,7 +73,7 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
 
 
 def normalise(images: Tensor, jitter: Tensor | None = None) -> Tensor:
-    """Bytes (B, H, W, 3) to the contiguous floats (B, 3, H, W) that the image tower takes, on the same device.
+    """Pixels (B, H, W, 3), 0–255, to the contiguous floats (B, 3, H, W) that the image tower takes, on the same device.
 
     `jitter` (B, 3) holds factors for brightness, contrast and saturation: colours move towards or away from grey, then
     towards or away from the middle, then become brighter or darker. Done here because the pixels are floats by now.

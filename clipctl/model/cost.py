@@ -6,6 +6,7 @@ makes of these numbers, in seconds, is measured: see `forecast.py`.
 
 from dataclasses import astuple, dataclass
 from functools import cache
+from typing import NamedTuple
 
 from clipctl.config.sections import ImageTowerConfig, ModelConfig, TextTowerConfig
 from clipctl.model.workload import Workload
@@ -26,10 +27,39 @@ def block_parameters(width: int) -> int:
 
 
 def image_parameters(tower: ImageTowerConfig, embed_dim: int) -> int:
-    patch = 3 * tower.patch_px**2 * tower.width  # no bias
-    class_and_positions = tower.width + tower.tokens * tower.width
-    norms = 2 * 2 * tower.width  # before and after the blocks
-    return patch + class_and_positions + norms + tower.depth * block_parameters(tower.width) + tower.width * embed_dim
+    if tower.stem == "conv":
+        stem = sum(layer.weights + 2 * layer.channels for layer in stem_layers(tower))  # with a norm each
+    else:
+        stem = 3 * tower.patch_px**2 * tower.width  # no bias
+    positions, norm_post = tower.tokens * tower.width, 2 * tower.width
+    class_and_norm_pre = 3 * tower.width if tower.pool == "class" else 0
+    blocks = tower.depth * block_parameters(tower.width)
+    return stem + positions + class_and_norm_pre + blocks + norm_post + tower.pooled * embed_dim
+
+
+class StemLayer(NamedTuple):
+    """A 3 × 3 convolution of stride 2: what it reads and what it writes."""
+
+    side_px: int
+    channels: int
+    weights: int
+
+    @property
+    def values(self) -> int:
+        return self.side_px**2 * self.channels
+
+    @property
+    def flops(self) -> int:
+        return 2 * self.side_px**2 * self.weights
+
+
+def stem_layers(tower: ImageTowerConfig) -> list[StemLayer]:
+    layers, channels, side_px = [], 3, tower.size_px
+    for width in tower.stem_widths:
+        side_px //= 2
+        layers.append(StemLayer(side_px, width, 9 * channels * width))
+        channels = width
+    return layers
 
 
 def text_parameters(tower: TextTowerConfig, embed_dim: int) -> int:
@@ -60,6 +90,8 @@ class Work:
 # Per token of a block and in units of its width, forward and backward: both norms (2 · 5), both residuals (2 · 3), the
 # activation (4 · 5) and biases (9 · 1). Only the proportions between towers matter: the price per byte is measured.
 _MOVED_PER_TOKEN = 45
+_MOVED_PER_STEM_VALUE = 15  # per value that a convolution writes, forward and backward: norm and activation
+_KERNELS_PER_STEM_LAYER = 12
 _KERNELS_PER_BLOCK = 60  # forward and backward
 _KERNELS_PER_PARAMETER = 0.5  # of norms, clipping and the fused update, which take all tensors in one call
 _TENSORS_PER_BLOCK = 12
@@ -69,11 +101,20 @@ _PARAMETER_PASSES = 8  # write and read the gradient, scale it, read and write w
 def image_work(workload: Workload) -> Work:
     model = workload.model
     image = model.image
-    patches = 2 * (image.tokens - 1) * 3 * image.patch_px**2 * image.width
     parameters = image_parameters(image, model.embed_dim)
     tower = _tower_work(image, image.tokens, parameters, workload)
-    batch_size = workload.batch_size
-    return tower + Work(3 * batch_size * patches, batch_size * 3 * image.size_px**2 * 4 * 4, 0, 20)
+    more = (workload.forward_passes + 2) / 3
+    if image.stem == "conv":
+        layers = stem_layers(image)
+        flops = sum(layer.flops for layer in layers)
+        moved = 4 * _MOVED_PER_STEM_VALUE * sum(layer.values for layer in layers)
+        kernels = _KERNELS_PER_STEM_LAYER * len(layers)
+    else:
+        flops, moved, kernels = 2 * image.patches * 3 * image.patch_px**2 * image.width, 0, 0
+    pixels_bytes = 3 * image.size_px**2 * 4 * 4
+    return tower + Work(
+        more * 3 * workload.batch_size * flops, more * workload.batch_size * (moved + pixels_bytes), 0, 20 + kernels
+    )
 
 
 def text_work(workload: Workload) -> Work:
@@ -85,10 +126,15 @@ def text_work(workload: Workload) -> Work:
 def _tower_work(tower: ImageTowerConfig | TextTowerConfig, tokens: int, parameters: int, workload: Workload) -> Work:
     """Forward and backward: the backward pass costs two forward passes."""
     width, depth, batch_size = tower.width, tower.depth, workload.batch_size
-    # The last block writes a single token, for which it reads the keys and values of all.
-    blocks = (depth - 1) * _block_flops(width, tokens, written=tokens) + _block_flops(width, tokens, written=1)
-    forward = blocks + 2 * width * workload.model.embed_dim
-    moved = 4 * _MOVED_PER_TOKEN * width * tokens * (depth - 0.75)
+    pooled = tower.pooled if isinstance(tower, ImageTowerConfig) else width
+    if isinstance(tower, ImageTowerConfig) and tower.pool != "class":
+        blocks = depth * _block_flops(width, tokens, written=tokens)
+        moved = 4 * _MOVED_PER_TOKEN * width * tokens * (depth + 0.1)
+    else:
+        # The last block writes a single token, for which it reads the keys and values of all.
+        blocks = (depth - 1) * _block_flops(width, tokens, written=tokens) + _block_flops(width, tokens, written=1)
+        moved = 4 * _MOVED_PER_TOKEN * width * tokens * (depth - 0.75)
+    forward = blocks + 2 * pooled * workload.model.embed_dim
     kernels = depth * (_KERNELS_PER_BLOCK + _KERNELS_PER_PARAMETER * _TENSORS_PER_BLOCK)
     updated_bytes = 4 * _PARAMETER_PASSES * parameters * workload.trained_share
     more = (workload.forward_passes + 2) / 3
@@ -142,6 +188,8 @@ def training_memory(workload: Workload, precision: str = "fp32") -> Memory:
     image, text, batch_size = workload.model.image, workload.model.text, workload.batch_size
     values = _kept_values(image.width, image.depth, image.tokens, workload.recompute)
     values += 4 * image.tokens * image.width  # patches, with the class token, with positions, normed
+    if image.stem == "conv":  # convolved, normed, activated, and the gradient of one of them
+        values += 4 * sum(layer.values for layer in stem_layers(image))
     values += _kept_values(text.width, text.depth, workload.text_tokens, workload.recompute)
     activations = round(workload.kept_pairs * values * ACTIVATION_BYTES[precision])
     activations += 4 * 4 * batch_size * batch_size  # the similarities and their softmax, both ways
@@ -158,6 +206,8 @@ def _kept_values(width: int, depth: int, tokens: int, recompute: bool) -> int:
     keys and values. The widest gradients (before and after an activation) are alive beside all that. If blocks are
     recomputed, each keeps its input, and one at a time keeps the rest.
     """
+    if depth == 0:
+        return 0
     per_token = 2 + 1 + 3 + 1 + 1 + 2 * MLP_RATIO
     blocks = (depth - 1) + per_token if recompute and depth > 1 else (depth - 1) * per_token
     return width * tokens * (blocks + 4 + 2 * MLP_RATIO)

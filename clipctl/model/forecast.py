@@ -257,6 +257,18 @@ class CostModel:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low if low >= 2 else 0
 
+    def fitting_micro_batch(self, setting: Setting, workload: Workload, limit_bytes: float) -> int:
+        """The whole batch if it fits with a margin, else a half of it, a quarter, …; 0 where not even one pair does.
+        Parts of equal size keep the shapes of all products the same."""
+        micro_batch = workload.batch_size
+        while True:
+            in_parts = replace(workload, micro_batch=micro_batch if micro_batch < workload.batch_size else None)
+            if with_margin(self.memory(setting, in_parts)[1].value) <= limit_bytes:
+                return micro_batch
+            if micro_batch == 1:
+                return 0
+            micro_batch = -(-micro_batch // 2)
+
 
 def with_margin(need_bytes: float) -> float:
     return need_bytes * (1 + MARGIN)

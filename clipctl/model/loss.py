@@ -49,6 +49,23 @@ def sigmoid_loss(embeddings: Embeddings, positives: Positives = None) -> Tensor:
     return -F.logsigmoid(signs * logits).sum() / len(logits)
 
 
+PICTURE_SCALE = 10.0  # 1 / temperature between pictures; learnt, or shared with the captions, it found less
+
+
+def picture_loss(image: Tensor, positives: Tensor, scale: float = PICTURE_SCALE) -> Tensor:
+    """Cross-entropy between pictures (B, E): those of equal captions are each other's labels, a picture is never its
+    own. Where captions repeat it teaches what the captions cannot say: what those pictures have in common.
+
+    A picture without a partner in the batch adds nothing, so that the weight of the term follows what the data offer.
+    """
+    own = torch.eye(len(image), dtype=torch.bool, device=image.device)
+    # Not minus infinity: zero times that, in a row without partners, would be NaN.
+    log_shares = (scale * image @ image.T).masked_fill(own, -1e4).log_softmax(dim=1)  # (B, B)
+    partners = positives & ~own
+    targets = partners / partners.sum(dim=1, keepdim=True).clamp(min=1)
+    return -(targets * log_shares).sum() / len(image)
+
+
 LOSSES: dict[str, Callable[[Embeddings, Positives], Tensor]] = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}
 
 

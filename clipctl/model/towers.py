@@ -1,4 +1,5 @@
 """The two transformers of CLIP, laid out as OpenAI's: pre-norm blocks, one QKV projection, class token, EOT pooling.
+The image tower can also begin with convolutions and end with a projection of all its tokens.
 
 In shapes: B pairs, N tokens, D width, H heads, E embedding.
 """
@@ -91,9 +92,15 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, position: Tensor, *, causal: bo
     """
     *body, last = blocks
     for block in body:
-        x = checkpoint(block, x, causal=causal, use_reentrant=False) if recompute else block(x, causal=causal)
+        x = run_block(block, x, causal=causal, recompute=recompute)
     assert isinstance(last, Block)
     return last.at(x, position, causal=causal)
+
+
+def run_block(block: nn.Module, x: Tensor, *, causal: bool, recompute: bool) -> Tensor:
+    if recompute:
+        return checkpoint(block, x, causal=causal, use_reentrant=False)  # type: ignore[no-any-return]
+    return block(x, causal=causal)  # type: ignore[no-any-return]
 
 
 def take(x: Tensor, position: Tensor) -> Tensor:
@@ -101,39 +108,90 @@ def take(x: Tensor, position: Tensor) -> Tensor:
     return x[torch.arange(len(x), device=x.device), position]
 
 
+class ConvStem(nn.Module):
+    """Convolutions of stride 2 in place of one that cuts patches: (B, 3, H, W) to (B, D, H/P, W/P).
+
+    Norms are over the channels of one place, never over a batch, so that micro-batches stay exact.
+    """
+
+    def __init__(self, config: ImageTowerConfig, activation: str) -> None:
+        super().__init__()
+        widths = config.stem_widths
+        self.convolutions = nn.ModuleList(
+            nn.Conv2d(channels, width, kernel_size=3, stride=2, padding=1, bias=False)
+            for channels, width in zip((3, *widths), widths, strict=False)
+        )
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for width in widths)
+        self.activation = ACTIVATIONS[activation]()
+
+    def forward(self, images: Tensor) -> Tensor:
+        # Channels last: what the norms want, and what convolutions on a CPU do fastest.
+        x = images.contiguous(memory_format=torch.channels_last)
+        for convolution, norm in zip(self.convolutions, self.norms, strict=True):
+            x = self.activation(norm(convolution(x).permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        return x
+
+    def reset_parameters(self) -> None:
+        for convolution in self.convolutions:
+            assert isinstance(convolution, nn.Conv2d)
+            nn.init.kaiming_normal_(convolution.weight, nonlinearity="relu")
+
+
 class ImageTower(nn.Module):
     def __init__(self, config: ImageTowerConfig, embed_dim: int, activation: str) -> None:
         super().__init__()
         width = config.width
-        self.patches = nn.Conv2d(3, width, kernel_size=config.patch_px, stride=config.patch_px, bias=False)
-        self.class_embedding = nn.Parameter(torch.empty(width))
+        self.pool = config.pool
+        if config.stem == "conv":
+            self.patches: nn.Module = ConvStem(config, activation)
+        else:
+            self.patches = nn.Conv2d(3, width, kernel_size=config.patch_px, stride=config.patch_px, bias=False)
+        if self.pool == "class":
+            self.class_embedding = nn.Parameter(torch.empty(width))
+            self.norm_pre = nn.LayerNorm(width)
         self.positions = nn.Parameter(torch.empty(config.tokens, width))
-        self.norm_pre = nn.LayerNorm(width)
         self.blocks = nn.ModuleList(Block(width, config.heads, activation) for _ in range(config.depth))
         self.norm_post = nn.LayerNorm(width)
-        self.projection = nn.Linear(width, embed_dim, bias=False)
+        self.projection = nn.Linear(config.pooled, embed_dim, bias=False)
         self.recompute = False
 
     def forward(self, images: Tensor) -> Tensor:
         """Normalised images (B, 3, H, W) to embeddings (B, E), not yet of length one."""
-        patches = self.patches(images).flatten(2).transpose(1, 2)  # (B, N-1, D)
+        patches = self.patches(images).flatten(2).transpose(1, 2)  # (B, N, D)
+        pooled = self._at_class(patches) if self.pool == "class" else self._of_all(patches)
+        return self.projection(pooled)  # type: ignore[no-any-return]
+
+    def _at_class(self, patches: Tensor) -> Tensor:
+        """As CLIP does: blocks over the class token and all patches, read at the class token."""
         summary = self.class_embedding.expand(len(patches), 1, -1)  # (B, 1, D)
-        x = torch.cat([summary, patches], dim=1) + self.positions  # (B, N, D)
+        x = torch.cat([summary, patches], dim=1) + self.positions  # (B, N+1, D)
         at_class = torch.zeros(len(x), dtype=torch.int64, device=x.device)
         x = self.norm_pre(x)
         pooled = run_blocks(self.blocks, x, at_class, causal=False, recompute=self.recompute)  # (B, D)
-        return self.projection(self.norm_post(pooled))  # type: ignore[no-any-return]
+        return self.norm_post(pooled)  # type: ignore[no-any-return]
+
+    def _of_all(self, patches: Tensor) -> Tensor:
+        """Blocks over all patches, then their mean (B, D), or all of them in a row (B, N·D)."""
+        x = patches + self.positions
+        for block in self.blocks:
+            x = run_block(block, x, causal=False, recompute=self.recompute)
+        normed: Tensor = self.norm_post(x)  # (B, N, D)
+        return normed.mean(dim=1) if self.pool == "mean" else normed.flatten(1)
 
     def reset_parameters(self) -> None:
         width = self.positions.shape[1]
         scale = width**-0.5
-        nn.init.normal_(self.class_embedding, std=scale)
+        if isinstance(self.patches, ConvStem):
+            self.patches.reset_parameters()
+        if self.pool == "class":
+            nn.init.normal_(self.class_embedding, std=scale)
         nn.init.normal_(self.positions, std=scale)
         with torch.no_grad():
-            waves = plane_waves(math.isqrt(len(self.positions) - 1), width // 4)
-            self.positions[1:, : waves.shape[1]] = POSITION_AMPLITUDE * waves
+            patches = self.positions[int(self.pool == "class") :]
+            waves = plane_waves(math.isqrt(len(patches)), width // 4)
+            patches[:, : waves.shape[1]] = POSITION_AMPLITUDE * waves
         _reset_blocks(self.blocks, width)
-        nn.init.normal_(self.projection.weight, std=scale)
+        nn.init.normal_(self.projection.weight, std=self.projection.in_features**-0.5)
 
 
 # The one departure from CLIP's initialisation: patch positions start as waves instead of noise, so that neighbours are
@@ -185,7 +243,7 @@ class TextTower(nn.Module):
 def _reset_blocks(blocks: nn.ModuleList, width: int) -> None:
     """CLIP's initialisation: what adds to the residual stream shrinks with the depth, so its variance does not grow."""
     attention_std = width**-0.5
-    residual_std = attention_std * (2 * len(blocks)) ** -0.5
+    residual_std = attention_std * (2 * max(1, len(blocks))) ** -0.5
     hidden_std = (2 * width) ** -0.5
     for block in blocks:
         assert isinstance(block, Block)

@@ -33,7 +33,9 @@ class Workload:
 
     @classmethod
     def of(cls, config: TrainConfig, text_tokens: int) -> "Workload":
-        return cls(config.model, config.train.batch_size, text_tokens, recompute=config.runtime.recompute)
+        batch_size, micro_batch = config.train.batch_size, config.train.micro_batch
+        in_parts = micro_batch if micro_batch and micro_batch < batch_size else None
+        return cls(config.model, batch_size, text_tokens, in_parts, config.runtime.recompute)
 
     @property
     def kept_pairs(self) -> int:

@@ -18,6 +18,10 @@ CHANCE_SHARE = 0.97
 SPIKE_SIGMAS = 8
 NORM_JUMP = 10
 OVERFITTING = 1.15  # times the lowest validation loss
+MEMORISED = 0.95  # of the best R@1: what is found at the end, if the model forgets what is common
+KNOWN_BY_HEART = 0.9  # accuracy in training
+HARDLY_FOUND = 0.3  # R@1 on unseen pictures
+UNSEEN_CAPTIONS = 0.05  # share of held-out captions that occur in training
 DATA_SHARE = 0.30
 SLOWDOWN = 0.15
 PRESSURE_SHARE = 0.05  # of the memory, still available
@@ -42,7 +46,8 @@ class RunFacts:
     total_steps: int
     warmup_steps: int
     loss: str = "softmax"  # only for this one is ln B the chance loss
-    loss_floor: float = 0.0  # the lowest loss that equal captions in a batch allow
+    loss_floor: float = 0.0  # the lowest loss that equal captions in a batch allow; 0 where they meet on purpose
+    seen_captions: float | None = None  # share of the held-out captions that occur in training; None: not known
     lr: float = 0.0
     silence_s: float = 0.0  # time without progress, by the watcher's own clock; 0: making progress
     state: str = "running"
@@ -183,6 +188,8 @@ def validation(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     first, last = points[0], points[-1]
     lowest = min(points, key=lambda point: point.val_loss)
     since = [point for point in points if point.step > lowest.step]
+    if max(point.score for point in points[-3:]) > MEMORISED * max(point.score for point in points):
+        return  # a model grows surer of its mistakes, too: as long as it finds as much as ever, nothing is wrong
     if last.val_loss > 1.05 * first.val_loss and _long_enough(view, facts):
         yield Alert(
             "validation_worse_than_start",
@@ -199,6 +206,32 @@ def validation(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "while the training loss falls",
             "the model is memorising its training pictures (overfitting)",
             "stop here (the best checkpoint is kept), or use more pictures or more augmentation",
+        )
+
+
+def what_was_learnt(view: RunView, facts: RunFacts) -> Iterator[Alert]:
+    """At the end: by heart, too little, or asked for what it was never told."""
+    best, accuracy = view.best, statistics.fmean([value for value, _ in _recent(view, "accuracy", 20)] or [0.0])
+    if facts.state != "finished" or best is None or not _long_enough(view, facts):
+        return
+    scores = [point.score for point in view.evaluations if math.isfinite(point.score)]
+    if accuracy >= KNOWN_BY_HEART and best.score < HARDLY_FOUND:
+        what = f"accuracy in training is {accuracy:.0%}, R@1 on unseen pictures {best.score:.0%}"
+        if facts.seen_captions is not None and facts.seen_captions < UNSEEN_CAPTIONS:
+            why = "the held-out captions do not occur in training: it is asked for what it was never told"
+            todo = "judge it by pictures with known captions (--val DATA), or train on more captions that share words"
+            yield Alert("unseen_captions", "warn", what, why, todo)
+        else:
+            why = "it knows its training pictures by heart (overfitting)"
+            todo = "more pictures, and more different ones of each caption, help most"
+            yield Alert("overfitting", "warn", what, why, todo)
+    elif accuracy < KNOWN_BY_HEART and len(scores) >= 4 and scores[-1] > max(1.05 * scores[-4], scores[-4] + 0.01):
+        yield Alert(
+            "underfitting",
+            "warn",
+            f"R@1 was still rising when the run ended: {scores[-4]:.0%}, then {scores[-1]:.0%}",
+            f"it has not learnt all it can (accuracy in training {accuracy:.0%})",
+            "give it more time: --time, or --epochs",
         )
 
 
@@ -340,6 +373,7 @@ CHECKS: tuple[Callable[[RunView, RunFacts], Iterator[Alert]], ...] = (
     spike,
     grad_norm_jump,
     validation,
+    what_was_learnt,
     data_bound,
     slowdown,
     bad_pictures,

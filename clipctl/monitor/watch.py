@@ -79,7 +79,7 @@ class RunWatcher:
         self._view = RunView()
         self._heartbeat: tuple[float, float] | None = None  # value, and when it was first seen
         self._progress: tuple[tuple[int, int], float] | None = None  # rows and batches, and when first seen
-        self._cached: tuple[tuple[int, ...], TrainConfig, float] | None = None
+        self._cached: tuple[tuple[int, ...], TrainConfig, float, float | None] | None = None
 
     def look(self, now_s: float) -> Snapshot:
         status = self.run.status()  # read before the rows, so that a finished run's rows are complete
@@ -89,13 +89,14 @@ class RunWatcher:
             status = self.run.status()  # it may have written a final one in between
         quiet = self._quiet(status, now_s)
         state = run_state(status, process, quiet, self._view.latest("step_s"))
-        config, loss_floor = self._settings()
+        config, loss_floor, seen_captions = self._settings()
         total_steps = status.total_steps if status else 0
         facts = RunFacts(
             total_steps=total_steps,
             warmup_steps=config.optim.warmup_of(total_steps),
             loss=config.train.loss,
-            loss_floor=loss_floor,
+            loss_floor=0.0 if config.train.picture_term else loss_floor,
+            seen_captions=seen_captions,
             lr=config.optim.lr,
             silence_s=max(quiet.heartbeat_s, quiet.progress_s, 1.0) if state == "stalled" else 0.0,
             state=state,
@@ -115,11 +116,12 @@ class RunWatcher:
                     raise RunError(message, "upgrade clipctl")
             self._view.fold(rows)
 
-    def _settings(self) -> tuple[TrainConfig, float]:
+    def _settings(self) -> tuple[TrainConfig, float, float | None]:
         """Read again only if the files have changed: parsing YAML every second would be most of the work."""
         key = tuple(_changed_ns(path) for path in (self.run.config_file, self.run.environment_file))
         if self._cached is None or self._cached[0] != key:
-            self._cached = (key, _config(self.run), _loss_floor(self.run))
+            environment = self.run.read_environment()
+            self._cached = (key, _config(self.run), _loss_floor(environment), _seen_captions(environment))
         return self._cached[1:]
 
     def _quiet(self, status: RunStatus | None, now_s: float) -> Quiet:
@@ -147,6 +149,11 @@ def _config(run: RunDir) -> TrainConfig:
         return TrainConfig()
 
 
-def _loss_floor(run: RunDir) -> float:
-    value = number(run.read_environment().get("loss_floor"))
+def _loss_floor(environment: dict[str, Any]) -> float:
+    value = number(environment.get("loss_floor"))
     return value if value > 0 else 0.0
+
+
+def _seen_captions(environment: dict[str, Any]) -> float | None:
+    value = number(environment.get("seen_captions"))
+    return value if 0 <= value <= 1 else None

@@ -6,9 +6,10 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from clipctl.data.bad import check_bad
+from clipctl.data.baseline import MOST_PICTURES, nearest_pixels_recall
 from clipctl.data.cache import CacheKind, make_room, open_cache
 from clipctl.data.held_out import read_held_out
-from clipctl.data.loader import PairDataset, TrainLoader
+from clipctl.data.loader import Collate, CollateWithViews, PairDataset, TrainLoader
 from clipctl.data.sampling import EpochSampler
 from clipctl.hardware.memory import peak_rss_bytes
 from clipctl.runs.checkpoint import Checkpoint
@@ -24,6 +25,8 @@ from clipctl.training.plan import TrainPlan
 from clipctl.training.saver import Saver, read_course
 from clipctl.training.state import TrainState, fresh_state, read_tensors
 from clipctl.training.stopping import StopSwitch
+
+BASELINE_S = 10.0  # that decoding pictures for the baseline may take
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,8 @@ class TrainSummary:
     t2i_r1: float
     best_i2t_r1: float
     best_t2i_r1: float
+    best_epoch: int
+    baseline_r1: float | None  # of pictures, by the nearest training picture, without any training
     val_pairs: int
     val_captions: int
     peak_memory_bytes: int
@@ -69,15 +74,30 @@ def make_loader(plan: TrainPlan) -> TrainLoader:
         config.train.seed,
         open_cache(kind, data.train, data.kept_side_px, data.cache_bytes),
     )
-    sampler = EpochSampler(data.train, config.train.batch_size, config.train.seed)
+    sampler = EpochSampler(
+        data.train, config.train.batch_size, config.train.seed, partners=config.train.picture_term > 0
+    )
     fixed_length = plan.placement.device.wants_fixed_shapes
-    return TrainLoader(dataset, sampler, workers=int(plan.placement.workers.value), fixed_length=fixed_length)
+    if data.augmentation.on_device:
+        size_px, seed = config.model.image.size_px, config.train.seed
+        collate: Collate = CollateWithViews(data.augmentation, size_px, seed, fixed_length=fixed_length)
+    else:
+        collate = Collate(fixed_length=fixed_length)
+    return TrainLoader(dataset, sampler, collate, workers=int(plan.placement.workers.value))
 
 
 def make_evaluator(plan: TrainPlan) -> Evaluator:
     config = plan.config
     size_px, batch_size = config.model.image.size_px, config.train.batch_size
     return Evaluator(read_held_out(plan.data.val, plan.data.tokenizer, size_px, batch_size))
+
+
+def measure_baseline(plan: TrainPlan, loader: TrainLoader, evaluator: Evaluator) -> float | None:
+    """What is found without training, in a few seconds: with as many training pictures as can be decoded in them."""
+    if plan.data.train.is_drawn:
+        return None  # no held-out combination occurs in training
+    most = min(MOST_PICTURES, int(BASELINE_S / max(plan.forecast.decode_s, 1e-6)))
+    return nearest_pixels_recall(evaluator.held_out, plan.data.train, loader.dataset.pixels, most)
 
 
 def attempt_run(
@@ -100,6 +120,10 @@ def attempt_run(
         beginnings = [(number, step) for number, step in checkpoint.manifest.beginnings]
         saved = (state.step, course.evaluated_epochs)
         course = _reopened(course, state.step, plan)
+        if course.micro_batch and state.micro_batch:
+            state.micro_batch = min(state.micro_batch, course.micro_batch)
+    else:
+        course = replace(course, baseline=measure_baseline(plan, loader, evaluator))
     journal = RunJournal(run, plan, watcher)
     training = Training(
         plan=plan,
@@ -144,7 +168,7 @@ def _summary(training: Training, seconds: float) -> TrainSummary:
         device=plan.placement.device.kind,
         parameters=plan.forecast.parameters,
         steps=training.state.step,
-        epochs=plan.schedule.epochs,
+        epochs=course.evaluated_epochs,
         seconds=round(seconds, 2),
         images_per_s=round(training.window.images_per_s, 2),
         loss=course.epoch_window.loss,
@@ -152,6 +176,8 @@ def _summary(training: Training, seconds: float) -> TrainSummary:
         t2i_r1=course.evaluation.t2i_r1,
         best_i2t_r1=course.best.i2t_r1,
         best_t2i_r1=course.best.t2i_r1,
+        best_epoch=course.best_epoch,
+        baseline_r1=course.baseline,
         val_pairs=held_out.pictures,
         val_captions=len(held_out.captions),
         peak_memory_bytes=peak_bytes,

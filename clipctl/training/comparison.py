@@ -15,7 +15,7 @@ from clipctl.training.plan import TrainPlan
 # Settings that may change without asking: they do not change what is computed, or only for how long.
 FREE_KEYS = (
     *("runtime.device", "runtime.workers", "runtime.threads", "runtime.recompute", "runtime.cache"),
-    *("train.epochs", "train.steps"),
+    *("train.epochs", "train.steps", "train.micro_batch", "train.eval_every", "train.patience"),
     *("save.every", "save.keep_last", "save.keep_best"),
     *("data.source", "data.val", "data.image_root"),  # what lies there is compared instead
 )

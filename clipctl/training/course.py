@@ -40,12 +40,17 @@ class StepWindow:
 class Course:
     """A run so far, over all attempts. Tensors and the step are in the state."""
 
-    evaluated_epochs: int = 0
+    evaluated_epochs: int = 0  # epochs that are through, each evaluated if that was due
+    scored_epoch: int = 0  # the one after which `evaluation` was made
+    stale_evaluations: int = 0  # since one found more than all before it
     evaluation: Evaluation | None = None  # the latest
     best: Evaluation | None = None
+    best_epoch: int = 0  # after which it was made
     epoch_window: StepWindow | None = None  # the steps of this epoch
     skipped_in_a_row: int = 0  # steps without a finite loss or gradient
     bad_pictures: Mapping[str, str] = field(default_factory=dict)  # reasons by label
+    baseline: float | None = None  # share of held-out pictures that the nearest training picture names; None: no use
+    micro_batch: int | None = None  # smaller than planned, because memory ran out; None: as planned
 
     @property
     def bad_counts(self) -> dict[str, int]:
@@ -60,22 +65,48 @@ class Course:
 
     def evaluated(self, epoch: int, evaluation: Evaluation) -> "Course":
         is_best = self.best is None or merit(evaluation.to_dict()) > merit(self.best.to_dict())
-        return replace(self, evaluated_epochs=epoch, evaluation=evaluation, best=evaluation if is_best else self.best)
+        finds_more = self.best is None or evaluation.score > self.best.score
+        return replace(
+            self,
+            evaluated_epochs=epoch,
+            scored_epoch=epoch,
+            stale_evaluations=0 if finds_more else self.stale_evaluations + 1,
+            evaluation=evaluation,
+            best=evaluation if is_best else self.best,
+            best_epoch=epoch if is_best else self.best_epoch,
+        )
+
+    def passed(self, epoch: int) -> "Course":
+        """After an epoch that is not evaluated."""
+        return replace(self, evaluated_epochs=epoch)
+
+    def is_out_of_patience(self, patience: int | None) -> bool:
+        return patience is not None and self.stale_evaluations >= patience
+
+    @property
+    def is_scored(self) -> bool:
+        """Whether the latest evaluation is of the epoch that has just ended."""
+        return self.evaluation is not None and self.scored_epoch == self.evaluated_epochs
 
     @property
     def is_best(self) -> bool:
-        """Whether the latest evaluation is the best one."""
-        return self.evaluation is not None and self.evaluation is self.best
+        """Whether it is the best one, too."""
+        return self.is_scored and self.evaluation is self.best
 
     def to_dict(self) -> dict[str, Any]:
         """As state.json holds it."""
         return {
             "evaluated_epochs": self.evaluated_epochs,
+            "scored_epoch": self.scored_epoch,
+            "stale_evaluations": self.stale_evaluations,
+            "best_epoch": self.best_epoch,
             "evaluation": self.evaluation.to_dict() if self.evaluation else None,
             "best": self.best.to_dict() if self.best else None,
             "epoch_window": asdict(self.epoch_window) if self.epoch_window else None,
             "skipped_in_a_row": self.skipped_in_a_row,
             "bad_pictures": dict(self.bad_pictures),
+            "baseline": self.baseline,
+            "micro_batch": self.micro_batch,
         }
 
     @classmethod
@@ -83,9 +114,14 @@ class Course:
         """What `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
         return cls(
             evaluated_epochs=facts["evaluated_epochs"],
+            scored_epoch=facts.get("scored_epoch", facts["evaluated_epochs"]),
+            stale_evaluations=facts.get("stale_evaluations", 0),
+            best_epoch=facts.get("best_epoch", 0),
             evaluation=Evaluation.from_dict(facts["evaluation"]),
             best=Evaluation.from_dict(facts["best"]),
             epoch_window=StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None,
             skipped_in_a_row=facts["skipped_in_a_row"],
             bad_pictures=facts.get("bad_pictures", {}),
+            baseline=facts.get("baseline"),
+            micro_batch=facts.get("micro_batch"),
         )

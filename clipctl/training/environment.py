@@ -46,6 +46,7 @@ def describe_environment(plan: TrainPlan) -> dict[str, Any]:
         "decided_s": plan.placement.decided_s,
         "workers": {"value": plan.placement.workers.value, "reason": plan.placement.workers.reason},
         "loss_floor": plan.data.loss_floor,
+        "seen_captions": plan.data.seen_captions,
         "notes": list(plan.notes),
         "command": sys.argv,
     }

@@ -90,7 +90,9 @@ class Evaluator:
         try:
             for batch in self.held_out.batches:
                 between_batches()
-                images.append(encoder.images(batch.images))
+                # In parts, as in training; but the loss is of the whole batch, as in training too.
+                parts = torch.split(batch.images, state.micro_batch or len(batch.images))
+                images.append(torch.cat([encoder.images(part) for part in parts]))
                 texts.append(encoder.texts(batch.tokens))
                 positives = None if batch.positives is None else batch.positives.to(state.device.image)
                 losses.append(LOSSES[state.loss](Embeddings(images[-1], texts[-1], scale, bias), positives))

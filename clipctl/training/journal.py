@@ -84,6 +84,9 @@ class Journal:
 
     def bad_pictures(self, step: int, messages: list[str], course: Course) -> None: ...
 
+    def out_of_memory(self, step: int, micro_batch: int | None) -> None:
+        """A step did not fit and was made in smaller parts."""
+
     def end(self, outcome: State, step: int) -> None:
         """The run has ended, however it did."""
 
@@ -167,6 +170,11 @@ class RunJournal(Journal):
     def save_failed(self, step: int, message: str) -> None:
         self._tell(lambda: self._watcher.warn(f"{message}; training continues"))
         self._writer.write(metrics.EVENT, {"step": step, "event": "save_failed", "message": message})
+
+    def out_of_memory(self, step: int, micro_batch: int | None) -> None:
+        message = f"out of memory at step {step}: training continues in micro-batches of {micro_batch}, same result"
+        self._tell(lambda: self._watcher.warn(message))
+        self._writer.write(metrics.EVENT, {"step": step, "event": "out_of_memory", "message": message})
 
     def bad_pictures(self, step: int, messages: list[str], course: Course) -> None:
         """With the counts of all so far, so that whoever reads the last such row knows them."""

@@ -71,11 +71,15 @@ def carry_out(training: Training, attempt: int) -> None:
 
 
 def run_epochs(training: Training) -> None:
-    while training.course.evaluated_epochs < training.plan.schedule.epochs:
+    schedule, patience = training.plan.schedule, training.plan.config.train.patience
+    while training.course.evaluated_epochs < schedule.epochs and not training.course.is_out_of_patience(patience):
         epoch = training.course.evaluated_epochs + 1
         train_epoch(training, epoch)
         training.stop.check()
-        evaluate_epoch(training, epoch)
+        if schedule.is_evaluated(epoch):
+            evaluate_epoch(training, epoch)
+        else:
+            training.course = training.course.passed(epoch)
         training.saver.after_epoch(training.state, training.course)
 
 
@@ -93,8 +97,11 @@ def train_epoch(training: Training, epoch: int) -> None:
         next_batch(training)
         note_bad(training, batch.bad)
         training.meter.begin()
+        micro_batch = state.micro_batch
         lr = lr_at(state.step + 1, schedule.total_steps, training.plan.config.optim)
         result = train_step(state, batch, lr=lr, mark=training.meter.mark)
+        if state.micro_batch != micro_batch:
+            note_micro_batch(training)
         training.meter.end(result, step=state.step, epoch=epoch, pairs=len(batch.images), lr=lr)
         if state.step == last_step:
             break
@@ -104,7 +111,7 @@ def train_epoch(training: Training, epoch: int) -> None:
             flush(training)
             training.saver.try_to_save(state, training.course)
             training.meter.restart()
-    flush(training, report=False)  # once the epoch is evaluated
+    flush(training, report=not schedule.is_evaluated(epoch))  # otherwise once it is evaluated
     norms = grad_norms_by_block(state.model)
     training.journal.epoch(epoch, state.step, time.perf_counter() - started, norms, training.course)
 
@@ -146,6 +153,12 @@ def note_bad(training: Training, pictures: Sequence[BadPicture]) -> None:
         messages = [f"{label}: {reason}" for label, reason in new.items()]
         training.journal.bad_pictures(training.state.step, messages, training.course)
         check_bad(training.course.bad_pictures, data.pictures)
+
+
+def note_micro_batch(training: Training) -> None:
+    """Memory ran out, and the step was made in smaller parts; so will all that follow, after a resume too."""
+    training.course = replace(training.course, micro_batch=training.state.micro_batch)
+    training.journal.out_of_memory(training.state.step, training.state.micro_batch)
 
 
 def stopped(training: Training) -> Stopped:

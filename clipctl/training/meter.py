@@ -37,7 +37,8 @@ class PhaseClock:
         if self._sampled:
             self._device.synchronize()
             now = time.perf_counter()
-            self.phases_s[f"{phase}_s"] = now - self._last
+            name = f"{phase}_s"
+            self.phases_s[name] = self.phases_s.get(name, 0.0) + now - self._last  # micro-batches take turns
             self._last = now
 
 

@@ -4,9 +4,12 @@ import math
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
+from clipctl.config import layers
+from clipctl.config.layers import Layer
+from clipctl.config.presets import PRESETS
 from clipctl.config.sections import CacheName, OptimConfig, TrainConfig
 from clipctl.data.cache import CacheKind, kept_bytes, pictures_dir, slot_bytes
-from clipctl.data.catalog import leakage_notes, leakage_of, open_data
+from clipctl.data.catalog import Data, leakage_notes, leakage_of, open_data
 from clipctl.data.images import Augmentation, kept_side
 from clipctl.data.inspection import decode_seconds
 from clipctl.data.sampling import batch_count, loss_floor, plan_epoch
@@ -24,6 +27,10 @@ from clipctl.training.choice import Choice, Decision, decide
 
 # What preparing a batch takes besides the step, as measured on 2 cores: per batch, and per pixel that is augmented.
 BATCH_S, PIXEL_S = 0.6e-3, 24e-9
+VIEW_S = 20e-6  # per picture, if it is augmented on the device
+FORWARD_SHARE = 1 / 3  # of a training step: a backward pass costs two forward passes
+START_S = 2.0  # from a plan to the first step, and from the last one to the prompt
+SAVE_S, SAVE_BYTES_PER_S = 0.05, 300e6
 # Decoded pictures may take this share of the free memory, or of the free disk.
 PICTURE_CACHE_SHARE = 0.25
 PICTURE_DISK_SHARE = 0.2
@@ -39,6 +46,7 @@ class DataPlan:
     missing: tuple[str, ...]  # pictures that are not there
     fingerprint: str  # changes when pictures or captions do
     loss_floor: float  # equal captions in a batch keep the softmax loss from falling below
+    seen_captions: float  # share of the held-out captions that occur in training
     tokenizer: Tokenizer
     augmentation: Augmentation
     cache: Choice  # where decoded pictures are kept
@@ -58,6 +66,7 @@ class Schedule:
     steps_per_epoch: int
     total_steps: int
     batch_pairs: int  # of the largest batch: an epoch is cut into equal ones, maybe smaller than what was asked for
+    eval_every: int = 1  # epochs
 
     @property
     def epochs(self) -> int:
@@ -67,6 +76,13 @@ class Schedule:
     def chance_loss(self) -> float:
         """Of a model that knows nothing: ln B for the softmax loss."""
         return math.log(self.batch_pairs)
+
+    @property
+    def evaluations(self) -> int:
+        return math.ceil(self.epochs / self.eval_every)
+
+    def is_evaluated(self, epoch: int) -> bool:
+        return epoch % self.eval_every == 0 or epoch == self.epochs
 
     def first_step(self, epoch: int) -> int:
         """Steps made before an epoch; the first epoch is 1."""
@@ -105,6 +121,7 @@ class Forecast:
     memory_need: Estimate  # the whole of it, without a margin
     step_s: Estimate | None  # seconds per step, if they can be forecast
     cost_model: CostModel
+    decode_s: float = 0.0  # to decode a picture, on one core
 
     @property
     def checkpoint_bytes(self) -> int:
@@ -120,12 +137,32 @@ class TrainPlan:
     placement: Placement
     forecast: Forecast
     notes: tuple[str, ...]  # what differs from what was asked, and why
+    recipe: tuple[str, ...] = ()  # what was decided from the data and the time, and why
+    alternatives: tuple[str, ...] = ()  # models that were not chosen, or were, and what they would get
 
     @property
     def seconds(self) -> Estimate | None:
-        """Of all steps; evaluations and checkpoints come on top."""
+        """Until the prompt returns: steps, evaluations, checkpoints, decoding and the start."""
         step_s = self.forecast.step_s
-        return step_s.scaled(self.schedule.total_steps) if step_s else None
+        if step_s is None:
+            return None
+        evaluation_s = FORWARD_SHARE * step_s.value / self.schedule.batch_pairs * len(self.data.val)
+        # As many checkpoints as evaluations, at most: of a new best, or in turn.
+        pictures = len(self.data.train) + len(self.data.val)
+        besides_s = (
+            START_S + pictures * self.forecast.decode_s + self.schedule.evaluations * (evaluation_s + self.save_s)
+        )
+        return step_s.scaled(self.schedule.total_steps).shifted(besides_s)
+
+    @property
+    def save_s(self) -> float:
+        """A checkpoint, written and synced."""
+        return SAVE_S + self.forecast.checkpoint_bytes / SAVE_BYTES_PER_S
+
+    def with_length(self, config: TrainConfig, step_s: Estimate) -> "TrainPlan":
+        """The same plan with another number of steps, at a speed that was measured."""
+        schedule = _schedule(config, len(self.data.train))
+        return replace(self, config=config, schedule=schedule, forecast=replace(self.forecast, step_s=step_s))
 
     def disk_problem(self, free_bytes: int, copies: int) -> SaveError | None:
         """Why so many checkpoints do not fit on the disk, if they do not: a new one must fit beside an old one."""
@@ -144,29 +181,41 @@ class TrainPlan:
         need, free = with_margin(forecast.memory_need.value), device.memory_bytes
         if need <= free:
             return None
-        setting, workload, pictures_bytes = self.placement.setting, forecast.workload, forecast.memory.pictures_bytes
-        fitting = forecast.cost_model.largest_batch(setting, workload, free - pictures_bytes)
-        _, lean = forecast.cost_model.memory(setting, replace(workload, recompute=True))
-        if not workload.recompute and with_margin(lean.value) + pictures_bytes <= free:
-            way_out = "--recompute would fit, at a third more work"
-            way_out += f"; so would --batch-size {fitting}" if fitting >= 2 else ""
-        else:
-            way_out = f"--batch-size {fitting} would fit" if fitting >= 2 else "choose a smaller --preset"
         return DeviceError(
-            f"training needs about {need / 2**30:.1f} GiB and {device.kind} has {free / 2**30:.1f} GiB free", way_out
+            f"training needs about {need / 2**30:.1f} GiB and {device.kind} has {free / 2**30:.1f} GiB free",
+            self._smaller(),
         )
+
+    def _smaller(self) -> str:
+        """What would fit into the free memory: the same result in parts, more work, or another model."""
+        model, setting, workload = self.forecast.cost_model, self.placement.setting, self.forecast.workload
+        free_bytes = self.placement.device.memory_bytes - self.forecast.memory.pictures_bytes
+        if fitting := model.fitting_micro_batch(setting, workload, free_bytes):
+            return f"--micro-batch {fitting} would fit, with the same result"
+        if model.fitting_micro_batch(setting, replace(workload, recompute=True), free_bytes):
+            return "--recompute would fit, at a third more work"
+        for preset in reversed(PRESETS):
+            other = layers.resolve([Layer("preset", {"preset": preset, "model.text.vocab_size": 49_408})]).model
+            if model.fitting_micro_batch(setting, replace(workload, model=other), free_bytes):
+                return f"not even a single pair fits; --preset {preset} would"
+        return "not even the smallest model fits: close other programs"
 
 
 def make_plan(
-    asked: TrainConfig, before: Setting | None = None, tokenizer: Tokenizer | None = None, tell: Tell = silent
+    asked: TrainConfig,
+    before: Setting | None = None,
+    tokenizer: Tokenizer | None = None,
+    tell: Tell = silent,
+    found: Data | None = None,
 ) -> TrainPlan:
     """Look at data and machine and decide what was left open. For a run that was begun, `before` says under which
-    setting, and `tokenizer` is the one it began with."""
-    found = open_data(asked.data, tell)
+    setting, and `tokenizer` is the one it began with. `found` are the data, if they were opened before."""
+    found = found or open_data(asked.data, tell)
     tell(f"reading the captions of {found.train.name}")
     tokenizer = tokenizer or make_tokenizer(asked.data.tokenizer, found.train, asked.model.text.context)
     fit = caption_fit(tokenizer, found.train)
-    notes = [*found.notes, *leakage_notes(leakage_of(found.train, found.val))]
+    leakage = leakage_of(found.train, found.val)
+    notes = [*found.notes, *leakage_notes(leakage)]
     config = _fit_batch(_fit_vocabulary(asked, tokenizer), len(found.train), notes)
     notes += _caption_notes(asked, tokenizer, fit, len(found.train.caption_sizes()))
 
@@ -189,7 +238,8 @@ def make_plan(
         words=found.words,
         missing=found.missing,
         fingerprint=sha256(f"{found.train.fingerprint} {found.val.fingerprint}".encode()).hexdigest(),
-        loss_floor=loss_floor(found.train, plan_epoch(found.train, config.train.batch_size, config.train.seed, 1)),
+        loss_floor=_loss_floor(config, found.train),
+        seen_captions=leakage.captions / max(1, int(found.val.caption_counts.sum())),
         tokenizer=tokenizer,
         augmentation=Augmentation.of(config.data, drawn=found.train.is_drawn),
         cache=Choice(cache.kind, cache.reason),
@@ -198,6 +248,8 @@ def make_plan(
     )
     placement = Placement(device, decision.precision, decision.threads, workers, round(decision.seconds, 3))
     text_tokens = tokenizer.context if device.wants_fixed_shapes else fit.longest
+    pictures_bytes = cache.need_bytes if cache.kind == "ram" and not device.is_accelerator else 0
+    config = _fit_micro_batch(config, text_tokens, decision, device.memory_bytes - pictures_bytes, notes)
     forecast = _forecast(config, Workload.of(config, text_tokens), decision, data, workers, cache)
     return TrainPlan(config, data, schedule, placement, forecast, tuple(notes))
 
@@ -208,7 +260,12 @@ def make_plan(
 def _schedule(config: TrainConfig, pairs: int) -> Schedule:
     steps_per_epoch = batch_count(pairs, config.train.batch_size)
     total_steps = config.train.steps or config.train.epochs * steps_per_epoch
-    return Schedule(steps_per_epoch, total_steps, math.ceil(pairs / steps_per_epoch))
+    return Schedule(steps_per_epoch, total_steps, math.ceil(pairs / steps_per_epoch), config.train.eval_every)
+
+
+def _loss_floor(config: TrainConfig, source: Source) -> float:
+    loop = config.train
+    return loss_floor(source, plan_epoch(source, loop.batch_size, loop.seed, 1, partners=loop.picture_term > 0))
 
 
 def _forecast(
@@ -218,11 +275,12 @@ def _forecast(
     split, need = decision.cost_model.memory(decision.setting, workload)
     if cache.kind == "ram" and not decision.device.is_accelerator:
         split, need = replace(split, pictures_bytes=cache.need_bytes), need.shifted(cache.need_bytes)
+    decode_s = decode_seconds(data.train, data.kept_side_px)
     if step_s and workers.value == 0:  # otherwise others prepare the next batch meanwhile
-        decode_s = 0.0 if cache.keeps_all else decode_seconds(data.train, data.kept_side_px)
-        pair_s = config.model.image.size_px**2 * PIXEL_S + decode_s
+        view_s = VIEW_S if data.augmentation.on_device else config.model.image.size_px**2 * PIXEL_S
+        pair_s = view_s + (0.0 if cache.keeps_all else decode_s)
         step_s = step_s.shifted(BATCH_S + config.train.batch_size * pair_s)
-    return Forecast(workload, cost.parameters(config.model), split, need, step_s, decision.cost_model)
+    return Forecast(workload, cost.parameters(config.model), split, need, step_s, decision.cost_model, decode_s)
 
 
 @dataclass(frozen=True)
@@ -275,6 +333,23 @@ def _fit_batch(config: TrainConfig, pairs: int, notes: list[str]) -> TrainConfig
         return config
     notes.append(f"batch size {asked} is larger than the {pairs} training pairs: using {pairs}")
     return replace(config, train=replace(config.train, batch_size=pairs))
+
+
+def _fit_micro_batch(
+    config: TrainConfig, text_tokens: int, decision: Decision, free_bytes: int, notes: list[str]
+) -> TrainConfig:
+    """The whole batch at once if it fits, else in parts: exact, at one forward pass more."""
+    batch_size, asked = config.train.batch_size, config.train.micro_batch
+    if asked is None:
+        workload = Workload.of(config, text_tokens)
+        fitting = decision.cost_model.fitting_micro_batch(decision.setting, workload, free_bytes)
+        micro_batch = fitting or batch_size  # what does not fit at all is said later, with what would
+        if micro_batch < batch_size:
+            words = f"a batch of {batch_size} does not fit in memory at once: it is computed in micro-batches of"
+            notes.append(f"{words} {micro_batch}, with the same result, at a third more work")
+    else:
+        micro_batch = min(asked, batch_size)
+    return replace(config, train=replace(config.train, micro_batch=micro_batch))
 
 
 def _caption_notes(asked: TrainConfig, tokenizer: Tokenizer, fit: CaptionFit, captions: int) -> list[str]:

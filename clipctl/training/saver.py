@@ -65,7 +65,7 @@ class Saver:
         """Save at the end of a run, when it is due, and when the model is the best so far."""
         epoch = course.evaluated_epochs
         is_best = course.is_best and self._plan.config.save.keep_best > 0
-        if epoch == self._plan.schedule.epochs:
+        if epoch == self._plan.schedule.epochs or course.is_out_of_patience(self._plan.config.train.patience):
             self.save(state, course)
         elif is_best or self._cadence.due(step=state.step, epoch=epoch):
             self.try_to_save(state, course)
@@ -86,7 +86,7 @@ class Saver:
         started = time.perf_counter()
         if names := nonfinite_tensors(state):
             raise TrainingError(f"{names[0]} is not finite at step {state.step}; nothing was saved", self.way_out())
-        is_scored = course.evaluation and state.step == self._plan.schedule.last_step(course.evaluated_epochs)
+        is_scored = course.is_scored and state.step == self._plan.schedule.last_step(course.evaluated_epochs)
         try:
             checkpoint = self._store.save(
                 lambda directory: self._write(state, course, directory),

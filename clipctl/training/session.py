@@ -14,7 +14,7 @@ from typing import Any
 from clipctl.config import layers
 from clipctl.config.layers import Layer
 from clipctl.data import tokenizers
-from clipctl.errors import CheckpointError, DataError, DeviceError, NewerCheckpointError
+from clipctl.errors import CheckpointError, ConfigError, DataError, DeviceError, NewerCheckpointError
 from clipctl.hardware import disk
 from clipctl.hardware.devices import is_out_of_memory
 from clipctl.progress import Tell, silent
@@ -27,6 +27,7 @@ from clipctl.training.environment import setting_of
 from clipctl.training.journal import Watcher
 from clipctl.training.plan import TrainPlan, make_plan
 from clipctl.training.preflight import device_error, verify_device
+from clipctl.training.recipe import plan_by_recipe
 from clipctl.training.stopping import stop_signals
 
 
@@ -88,10 +89,19 @@ class Session:
 
 
 def prepare(
-    asked: Sequence[Layer], root: Path | str | None = None, *, name: str | None = None, tell: Tell = silent
+    asked: Sequence[Layer],
+    root: Path | str | None = None,
+    *,
+    name: str | None = None,
+    tell: Tell = silent,
+    spent_s: float = 0.0,
 ) -> Session:
-    """A new run of what was asked for, later layers over earlier ones."""
-    return Session(make_plan(layers.resolve(asked), tell=tell), runs_root(root), name)
+    """A new run of what was asked for, later layers over earlier ones, over a recipe for what was left open. `spent_s`:
+    how long the user has been waiting already, which counts if the run has a time limit."""
+    config = layers.resolve(asked)
+    is_plain = config.recipe == "plain" and config.train.time is None
+    plan = make_plan(config, tell=tell) if is_plain else plan_by_recipe(asked, tell, spent_s)
+    return Session(plan, runs_root(root), name)
 
 
 def train(
@@ -133,6 +143,8 @@ def resume_run(
 ) -> Session:
     """Verify the checkpoint and compare settings, data and machine, before anything is touched. `which` is best, last
     or a step; None: the newest whole one."""
+    if any("train.time" in layer.values for layer in asked):
+        raise ConfigError("a run that was begun keeps its number of steps", "--epochs or --steps change it, not --time")
     root = run.path.parent
     saved = layers.load_yaml(run.config_file)
     config = layers.resolve([saved, *asked])
@@ -185,10 +197,10 @@ def _verified(plan: TrainPlan, *, allow_unverified: bool, may_change: bool, tell
 
 
 def _out_of_memory(plan: TrainPlan) -> DeviceError:
-    forecast, device, batch_size = plan.forecast, plan.placement.device, plan.config.train.batch_size
-    fitting = forecast.cost_model.largest_batch(plan.placement.setting, forecast.workload, device.memory_bytes)
-    hint = f"try --batch-size {max(2, min(fitting, batch_size // 2))}"
-    return DeviceError(f"{device.kind} is out of memory at batch size {batch_size}", hint)
+    """Where smaller micro-batches did not help: not in a step, or not even one pair at a time."""
+    micro_batch = plan.config.train.micro_batch or plan.config.train.batch_size
+    hint = f"try --micro-batch {micro_batch // 2}" if micro_batch > 1 else "choose a smaller --preset"
+    return DeviceError(f"{plan.placement.device.kind} is out of memory", hint)
 
 
 def _choose(store: CheckpointStore, which: str | None, notes: list[str]) -> Checkpoint | None:

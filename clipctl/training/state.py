@@ -59,8 +59,10 @@ class TrainState:
     loss: str
     precision: str
     grad_clip: float | None
+    picture_term: float = 0.0  # weight of the loss between pictures
     loss_scale: LossScale | None = None  # only in fp16
     compiled: bool = False
+    micro_batch: int | None = None  # pairs whose activations are kept at a time; None: the whole batch
     step: int = 0  # updates made
 
 
@@ -80,8 +82,10 @@ def fresh_state(config: TrainConfig, device: Device, precision: str, threads: in
         loss=config.train.loss,
         precision=precision,
         grad_clip=config.optim.grad_clip,
+        picture_term=config.train.picture_term,
         loss_scale=LossScale(device.image) if precision == "fp16" else None,
         compiled=config.runtime.compile,
+        micro_batch=config.train.micro_batch,
     )
 
 

@@ -8,8 +8,9 @@ from torch import Tensor
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from clipctl.data.batch import Batch
+from clipctl.hardware.devices import is_out_of_memory
 from clipctl.model.clip import autocast, normalise
-from clipctl.model.loss import LOSSES, batch_accuracy
+from clipctl.model.loss import LOSSES, Embeddings, Positives, batch_accuracy, picture_loss
 from clipctl.training.state import TrainState
 
 Mark = Callable[[str], None]
@@ -44,21 +45,96 @@ def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambd
 
 
 def gradients(state: TrainState, batch: Batch, mark: Mark = lambda phase: None) -> BatchResult:
-    """Leave the gradients of a batch in the parameters. The only caller of `.backward()`."""
-    state.optimizer.zero_grad(set_to_none=True)
-    batch = batch.to(state.device.image, state.device.text)
-    images = normalise(batch.images, batch.jitter)
-    mark("transfer")
-    with autocast(state.device.image, state.precision):
-        embeddings = state.model(images, batch.tokens)
+    """Leave the gradients of a batch in the parameters. Out of memory, halve the micro-batch and do it again: the
+    gradients are the same, and no weight has moved yet."""
+    if batch.positives is not None:
+        batch = batch._replace(positives=batch.positives.to(state.device.image, non_blocking=True))
+    pairs = len(batch.images)
+    while True:
+        try:
+            state.optimizer.zero_grad(set_to_none=True)
+            micro_batch = min(state.micro_batch or pairs, pairs)
+            return _whole(state, batch, mark) if micro_batch == pairs else _cached(state, batch, micro_batch, mark)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error) or micro_batch == 1:
+                raise
+        # Not in the handler: while it runs, the traceback keeps the tensors of the failed attempt alive.
+        state.micro_batch = micro_batch // 2
+        state.device.release()
+
+
+def _whole(state: TrainState, batch: Batch, mark: Mark) -> BatchResult:
+    """All pairs at once: their activations are kept until the backward pass."""
+    embeddings = _embed(state, batch, mark)
     loss = LOSSES[state.loss](embeddings, batch.positives)
     mark("forward")
+    _backward(state, loss, embeddings, batch.positives)
+    mark("backward")
+    return _result(loss, embeddings, batch)
+
+
+def _cached(state: TrainState, batch: Batch, micro_batch: int, mark: Mark) -> BatchResult:
+    """The same gradients with the activations of one micro-batch at a time (GradCache).
+
+    The loss couples all pairs, but only through their embeddings: dL/dw = Σᵢ dL/deᵢ · deᵢ/dw. So embed everything
+    without keeping activations, take the gradient of the loss at the embeddings (and at the temperature), then embed
+    each micro-batch again and pass its part of that gradient on. Random numbers are replayed: both passes agree.
+    """
+    parts = batch.split(micro_batch)
+    replays = []
+    with torch.no_grad():
+        cached = []
+        for part in parts:
+            replays.append((torch.get_rng_state(), state.device.rng_state()))
+            cached.append(_embed(state, part, mark))
+            mark("forward")
+    image, text = (torch.cat(side).requires_grad_() for side in zip(*(one[:2] for one in cached), strict=True))
+    embeddings = Embeddings(image, text, state.model.log_scale.exp(), state.model.bias)
+    loss = LOSSES[state.loss](embeddings, batch.positives)
+    mark("forward")
+    _backward(state, loss, embeddings, batch.positives)
+    mark("backward")
+    assert image.grad is not None and text.grad is not None
+    after = torch.get_rng_state(), state.device.rng_state()
+    for part, replay, *slopes in zip(
+        parts, replays, torch.split(image.grad, micro_batch), torch.split(text.grad, micro_batch), strict=True
+    ):
+        _restore_rng(state, replay)
+        embedded = _embed(state, part, mark)[:2]
+        mark("forward")
+        torch.autograd.backward(embedded, slopes)
+        mark("backward")
+    _restore_rng(state, after)
+    return _result(loss, embeddings, batch)
+
+
+def _embed(state: TrainState, batch: Batch, mark: Mark) -> Embeddings:
+    batch = batch.to(state.device.image, state.device.text)
+    images = normalise(batch.seen, batch.jitter)
+    mark("transfer")
+    with autocast(state.device.image, state.precision):
+        return state.model(images, batch.tokens)  # type: ignore[no-any-return]
+
+
+def _backward(state: TrainState, loss: Tensor, embeddings: Embeddings, positives: Positives) -> None:
+    """The loss is reported without the picture term, so that it stays comparable with chance."""
+    if state.picture_term and positives is not None:
+        loss = loss + state.picture_term * picture_loss(embeddings.image, positives)
     scaled = loss if state.loss_scale is None else loss * state.loss_scale.value
     scaled.backward()  # type: ignore[no-untyped-call]
-    mark("backward")
+
+
+def _result(loss: Tensor, embeddings: Embeddings, batch: Batch) -> BatchResult:
     with torch.no_grad():
         accuracy = batch_accuracy(embeddings, batch.positives)
     return BatchResult(loss.detach(), accuracy, embeddings.scale.detach())
+
+
+def _restore_rng(state: TrainState, replay: tuple[Tensor, Tensor | None]) -> None:
+    on_cpu, on_device = replay
+    torch.set_rng_state(on_cpu)
+    if on_device is not None:
+        state.device.set_rng_state(on_device)
 
 
 def update(state: TrainState, loss: Tensor, *, lr: float) -> Tensor:

@@ -50,7 +50,8 @@ class Trial:
 
     def __init__(self, task: Task) -> None:
         runtime = replace(task.config.runtime, recompute=task.workload.recompute, compile=False)
-        config = replace(task.config, model=task.workload.model, runtime=runtime)
+        loop = replace(task.config.train, micro_batch=task.workload.micro_batch)
+        config = replace(task.config, model=task.workload.model, train=loop, runtime=runtime)
         self._devices = {label: open_device(label) for label in {setting.device for setting in task.settings}}
         threads = task.settings[0].threads
         self._states = {name: fresh_state(config, device, "fp32", threads) for name, device in self._devices.items()}

@@ -63,9 +63,9 @@ def test_the_accelerator_is_found_and_described():
 def test_out_of_memory_is_recognised_and_says_what_would_fit(tmp_path):
     plan = plan_for(device="fake")
     run = RunDir.create(tmp_path, "tiny", "run")
-    with fake.using(memory_bytes=20_000), pytest.raises(DeviceError, match="fake is out of memory at batch") as caught:
+    with fake.using(memory_bytes=20_000), pytest.raises(DeviceError, match="fake is out of memory") as caught:
         carry_out(plan, run)
-    assert caught.value.hint is not None and caught.value.hint.startswith("try --batch-size ")
+    assert caught.value.hint is not None and caught.value.hint.startswith("try --micro-batch ")
     assert devices.is_out_of_memory(caught.value.__cause__)
 
 

@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from clipctl.data.cache import RamCache
-from clipctl.data.loader import PairDataset, TrainLoader
+from clipctl.data.loader import Collate, PairDataset, TrainLoader
 from clipctl.data.sampling import EpochSampler
 from clipctl.errors import TrainingError
 from clipctl.runs.metrics import read_rows
@@ -128,7 +128,7 @@ def loader(micro):
     plan = make_plan(micro)
     source = plan.data.train
     dataset = PairDataset(source, plan.data.tokenizer, plan.data.augmentation, 16, 0, RamCache(source, 16, 0))
-    return TrainLoader(dataset, EpochSampler(source, 2, 0), workers=1, fixed_length=True)
+    return TrainLoader(dataset, EpochSampler(source, 2, 0), Collate(fixed_length=True), workers=1)
 
 
 def test_a_hung_worker_is_named(loader):

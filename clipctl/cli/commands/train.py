@@ -1,5 +1,6 @@
 """clipctl train"""
 
+import time
 from typing import TYPE_CHECKING, Any
 
 from clipctl.cli import options, output
@@ -7,6 +8,9 @@ from clipctl.cli.startup import LightCommand
 
 if TYPE_CHECKING:
     from clipctl.config.layers import Layer
+
+
+INTERPRETER_S = 0.3  # from the prompt to here, which counts if the run has a time limit
 
 
 class TrainCommand(LightCommand):
@@ -36,6 +40,7 @@ def train(
     from clipctl.cli import background, talk
     from clipctl.runs.rundir import runs_root
 
+    started_s = time.monotonic() - INTERPRETER_S
     root, console = runs_root(runs_dir), output.prose()
     if resume is None:
         check_settings(asked)  # what was mistyped is said before torch is loaded
@@ -48,7 +53,7 @@ def train(
         if resume is not None:
             session = sessions.resume(root, resume, asked, allow_change=allow_change, tell=tell)
         else:
-            session = sessions.prepare(asked, root, name=name, tell=tell)
+            session = sessions.prepare(asked, root, name=name, tell=tell, spent_s=time.monotonic() - started_s)
     for note in session.notes:
         console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
     if dry_run:

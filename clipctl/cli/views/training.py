@@ -22,12 +22,14 @@ def plan_table(plan: "TrainPlan") -> Table:
     table.add_column(style="bold")
     table.add_column(overflow="fold")
     rows = {
-        "model": f"{config.preset}, {plan.forecast.parameters:,} parameters: "
-        f"image {image.width}×{image.depth} at {image.size_px} px in patches of {image.patch_px}, "
+        "model": f"{'by recipe' if plan.alternatives else config.preset}, {plan.forecast.parameters:,} parameters: "
+        f"image {image.words}, "
         f"text {text.width}×{text.depth} over {text.vocab_size} symbols",
         "data": f"{', '.join(config.data.source)}: {len(data.train):,} pictures to train on, "
         f"{len(data.val):,} held out",
         **({} if data.train.is_drawn else {"format": "\n".join(data.words)}),
+        **({"recipe": "\n".join(plan.recipe)} if plan.recipe else {}),
+        **({"choices": "\n".join(plan.alternatives)} if plan.alternatives else {}),
         "device": f"{placement.device.kind} ({placement.device.name}) – {placement.device.reason}",
         "precision": f"{placement.precision.value} – {placement.precision.reason}",
         "threads": f"{placement.threads.value} – {placement.threads.reason}",
@@ -139,9 +141,36 @@ def summary_text(summary: "TrainSummary") -> str:
             f"{summary.device}: {summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
             f"peak memory {units.size(summary.peak_memory_bytes)}",
             f"{found}: R@1 {units.percent(score)} (best {units.percent(best)}, chance {units.percent(1 / pairs)})",
+            *baseline_lines(summary),
+            *improvement_lines(summary),
             f"saved in {summary.run}",
         ]
     )
+
+
+EARLY_SHARE = 0.75  # of a run: a best result before that was not improved on for long
+
+
+def improvement_lines(summary: "TrainSummary") -> list[str]:
+    """When the model stopped improving, if that was well before the end."""
+    if not 0 < summary.best_epoch < EARLY_SHARE * summary.epochs:
+        return []
+    return [
+        f"unseen pictures were matched best after epoch {summary.best_epoch:,} of {summary.epochs:,}: RUN@best has "
+        "those weights, --patience 5 would end sooner, and more pictures would help more than more time"
+    ]
+
+
+def baseline_lines(summary: "TrainSummary") -> list[str]:
+    """The result beside what needs no training."""
+    if summary.baseline_r1 is None:
+        return []
+    without, found = summary.baseline_r1, summary.best_i2t_r1
+    verdict = "" if found > without else ": this model is of less use than that; give it more time or more pictures"
+    return [
+        f"without training, the nearest training picture by pixels names {units.percent(without)} of unseen pictures; "
+        f"this model {units.percent(found)} at its best{verdict}"
+    ]
 
 
 def bad_pictures_text(reasons: dict[str, str]) -> Text:

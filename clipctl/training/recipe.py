@@ -1,0 +1,260 @@
+"""`--recipe auto`: the settings that were left open, decided from the data, the time and the machine.
+
+Each rule was chosen on several datasets by holding out parts of the training data; docs/log.md has the figures, also of
+what lost. A recipe is a layer of settings below everything that was asked for, so that each part can be overridden.
+"""
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from clipctl.config import layers
+from clipctl.config.layers import Layer
+from clipctl.config.quantities import parse_duration
+from clipctl.data.catalog import Data, open_data
+from clipctl.data.traits import Traits, traits_of
+from clipctl.errors import ConfigError
+from clipctl.model import cost
+from clipctl.model.forecast import Estimate
+from clipctl.progress import Tell, silent
+from clipctl.training.pace import Pace, measure_pace
+from clipctl.training.plan import FORWARD_SHARE, START_S, TrainPlan, make_plan
+
+# --- what the data decide ----------------------------------------------------------------------------------------
+
+MAX_BATCH, MIN_BATCH, MIN_STEPS_PER_EPOCH = 512, 16, 4
+PEAK_LR, LEAST_LR = 2e-3, 1e-3
+REPEATED_SHARE = 0.1  # of pictures that share a caption, from which on a loss between them pays
+
+
+def data_settings(traits: Traits) -> tuple[dict[str, Any], list[str]]:
+    """Settings that follow from the pictures and captions alone, and why."""
+    batch_size = max(MIN_BATCH, min(MAX_BATCH, traits.pictures // MIN_STEPS_PER_EPOCH))
+    values: dict[str, Any] = {
+        "data.tokenizer": "words",
+        "data.augment_on": "device",
+        "data.max_shift": 0.06,
+        "data.max_zoom": 0.1,
+        "data.jitter": 0.1,
+        "data.min_crop": 1.0 if traits.are_drawings else 0.6,
+        "data.flip": not traits.are_drawings,
+        "train.batch_size": batch_size,
+        # Adam's steps have the size of the rate; the noise in their direction falls with the root of the batch.
+        "optim.lr": max(LEAST_LR, PEAK_LR * math.sqrt(batch_size / MAX_BATCH)),
+        "save.every": "1m",
+    }
+    kind = "drawings: shifted and zoomed, not mirrored" if traits.are_drawings else "photographs: cropped and mirrored"
+    words = [f"{kind} ({traits.flat_share:.0%} of neighbouring pixels are equal)"]
+    if traits.repeated >= REPEATED_SHARE:
+        values["train.picture_term"] = 1.0
+        words.append(f"a loss between pictures of equal captions ({traits.repeated:.0%} share theirs)")
+    return values, words
+
+
+# --- what the time decides ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Rung:
+    """An image tower of the ladder from cheap to dear."""
+
+    size_px: int
+    width: int
+    patch_px: int = 8
+    depth: int = 0  # none: convolutions and a flat pool; with blocks, CLIP's own layout
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "model.image.stem": "patches" if self.depth else "conv",
+            "model.image.pool": "class" if self.depth else "flat",
+            "model.image.size_px": self.size_px,
+            "model.image.patch_px": self.patch_px,
+            "model.image.width": self.width,
+            "model.image.depth": self.depth,
+            "model.image.heads": self.width // 64,
+            "model.text.width": 128,
+            "model.text.depth": 1,
+            "model.text.heads": 2,
+            "model.embed_dim": 256,
+        }
+
+    def __str__(self) -> str:
+        blocks = f" in patches of {self.patch_px}, {self.depth} blocks" if self.depth else ""
+        return f"{self.size_px} px{blocks}, width {self.width}"
+
+
+RUNGS = (Rung(24, 128), Rung(32, 128), Rung(48, 128), Rung(64, 128), Rung(64, 192), Rung(96, 192), Rung(128, 256))
+# A single patch of all pixels is a perceptron in CLIP's clothes; few large patches come next.
+CLIP_RUNGS = (Rung(16, 256, 16, 2), Rung(32, 256, 16, 2), Rung(48, 256, 16, 3), Rung(64, 256, 16, 4))
+WANTED_PASSES = 100  # over the pictures: the largest tower that gets so many is the best one
+PASSES_TO_LEARN = 14  # on icons, R@1 after p passes was close to 1 - exp(-p / 14) of what it came to
+
+# Without --time nothing is measured, so that the same command gives the same model: a budget for two cores of a laptop.
+ENOUGH_PASSES = 200
+BUDGET_S, BUDGET_S_PER_PICTURE, MAX_BUDGET_S = 10.0, 0.1, 600.0
+NOMINAL_FLOPS_PER_S = 60e9  # what a step of the smallest towers reaches on two cores
+
+# With --time the first steps are timed.
+FIRST_RUNG = 1  # timed first
+EVALUATIONS = 20  # in a run, at most
+EVALUATION_SHARE = 0.05  # of a run, at most
+PACE_SHARE, MIN_PACE_S, MAX_PACE_S = 0.015, 0.5, 5.0  # of a run's time that measuring may take
+LONG_PACE_SHARE = 0.05  # what it may take if steps are long
+FORECAST_TRUST = 10.0  # a forecast that misses the time by more than this is believed without measuring
+THUMBNAIL_S = 1e-4  # for the baseline, per picture
+IN_A_RUN = 1.02  # steps in a run take longer than when nothing is written down beside them
+LEAST_STEPS = 10
+
+
+def plan_by_recipe(asked: Sequence[Layer], tell: Tell = silent, spent_s: float = 0.0) -> TrainPlan:
+    """The plan of a new run. `spent_s`: how long the user has been waiting already."""
+    return _Planner(asked, tell, spent_s).plan()
+
+
+class _Planner:
+    def __init__(self, asked: Sequence[Layer], tell: Tell, spent_s: float) -> None:
+        self.asked, self.tell = asked, tell
+        self.started = time.perf_counter() - spent_s
+        self.config = layers.resolve(asked)
+        keys = {key for layer in asked for key in layer.values}
+        lengths = sorted(keys & {"train.epochs", "train.steps"})
+        if "train.time" in keys and lengths:
+            raise ConfigError(f"train.time and {lengths[0]} both say how long the run is", "leave one of them out")
+        self.has_length = bool(lengths)
+        self.owns_model = any(key == "preset" or key.startswith("model.") for key in keys)
+        self.time_s = parse_duration(self.config.train.time) if self.config.train.time else None
+        self.data: Data = open_data(self.config.data, tell)
+        self.traits = traits_of(self.data.train)
+        is_auto = self.config.recipe == "auto"
+        self.values, self.words = data_settings(self.traits) if is_auto else (dict[str, Any](), list[str]())
+        self.ladder = self._ladder() if is_auto and not self.owns_model else []
+        self.choices: tuple[str, ...] = ()
+
+    def plan(self) -> TrainPlan:
+        if self.time_s is not None:
+            plan = self._in_time()
+            length = [f"as many steps as fit into {self.config.train.time}"]
+        else:
+            plan, length = self._by_rule()
+        words = (*length, *self.words, *self._expectation(plan))
+        return replace(plan, recipe=words, alternatives=self.choices)
+
+    # --- without a time ---------------------------------------------------------------------------------------------
+
+    def _by_rule(self) -> tuple[TrainPlan, list[str]]:
+        if not self.ladder:
+            return self._make({}), []
+        budget_s = min(MAX_BUDGET_S, BUDGET_S + BUDGET_S_PER_PICTURE * self.traits.pictures)
+        plan = self._make(self.ladder[0].settings())  # for the length of captions, and what was asked for
+        if self.has_length:
+            budget_s, wanted = MAX_BUDGET_S, plan.schedule.total_steps / plan.schedule.steps_per_epoch
+        else:
+            wanted = WANTED_PASSES
+        epoch_flops = [plan.schedule.steps_per_epoch * self._step_flops(plan, rung) for rung in self.ladder]
+        passes = [budget_s * NOMINAL_FLOPS_PER_S / flops for flops in epoch_flops]
+        chosen = self._choose(passes, wanted)
+        if self.has_length:
+            return self._make(self.ladder[chosen].settings()), []
+        epochs = max(1, min(ENOUGH_PASSES, int(passes[chosen])))
+        length = {"train.epochs": epochs, "train.eval_every": self._eval_every(epochs)}
+        words = f"{epochs} passes: up to {ENOUGH_PASSES}, in about {budget_s / 60:.1f} min on two cores; --time sets it"
+        return self._make({**self.ladder[chosen].settings(), **length}), [words]
+
+    # --- with one ---------------------------------------------------------------------------------------------------
+
+    def _in_time(self) -> TrainPlan:
+        if not self.ladder:
+            plan = self._make({})
+            return self._timed(plan, self._pace(plan))
+        first = min(FIRST_RUNG, len(self.ladder) - 1)
+        plan = self._make(self.ladder[first].settings())
+        pace = self._pace(plan)
+        # Timed on one rung, forecast from there for the others by their operations.
+        flops = [self._step_flops(plan, rung) for rung in self.ladder]
+        epoch_s = plan.schedule.steps_per_epoch * pace.step_s
+        room_s = max(0.0, self._time_left_s(plan, pace))
+        chosen = self._choose([room_s / epoch_s * flops[first] / one for one in flops], WANTED_PASSES)
+        if chosen != first:
+            plan = self._make(self.ladder[chosen].settings())
+            pace = self._pace(plan)
+        return self._timed(plan, pace)
+
+    def _pace(self, plan: TrainPlan) -> Pace:
+        """Measured, unless the time is too short by far for what is forecast; a forecast can be wrong too."""
+        assert self.time_s is not None
+        forecast = plan.forecast.step_s
+        if forecast and (plan.memory_problem() or LEAST_STEPS * forecast.value > FORECAST_TRUST * self.time_s):
+            return Pace(forecast.value, plan.forecast.decode_s)
+        self.tell("timing the first steps")
+        limit_s = min(MAX_PACE_S, max(MIN_PACE_S, PACE_SHARE * self.time_s))
+        return measure_pace(plan, limit_s, max(limit_s, LONG_PACE_SHARE * self.time_s))
+
+    def _time_left_s(self, plan: TrainPlan, pace: Pace) -> float:
+        """For steps and evaluations."""
+        assert self.time_s is not None
+        pictures = len(plan.data.train) + len(plan.data.val)
+        once_s = START_S + pictures * (pace.first_picture_s + THUMBNAIL_S)
+        return (self.time_s - (time.perf_counter() - self.started) - once_s) / IN_A_RUN
+
+    def _timed(self, plan: TrainPlan, pace: Pace) -> TrainPlan:
+        """The plan with as many steps as fit, and evaluations that take no more than their share."""
+        schedule, left_s = plan.schedule, self._time_left_s(plan, pace)
+        evaluation_s = FORWARD_SHARE * pace.step_s / schedule.batch_pairs * len(plan.data.val) + plan.save_s
+        steps, epochs, eval_every = int((left_s - evaluation_s) / pace.step_s), 1, 1
+        for _ in range(3):  # more evaluations, fewer steps: settles at once
+            epochs = max(1, math.ceil(steps / schedule.steps_per_epoch))
+            eval_every = self._eval_every(epochs)
+            steps = int((left_s - math.ceil(epochs / eval_every) * evaluation_s) / pace.step_s)
+        if steps < LEAST_STEPS:
+            assert self.time_s is not None
+            least_s = math.ceil(1.1 * (self.time_s - left_s + evaluation_s + LEAST_STEPS * pace.step_s))
+            raise ConfigError(
+                f"--time {self.config.train.time} is too short: starting, {LEAST_STEPS} steps and an evaluation take "
+                f"{least_s} s here",
+                f"the least is --time {least_s}s",
+            )
+        epochs = math.ceil(steps / schedule.steps_per_epoch)
+        loop = replace(plan.config.train, steps=steps, epochs=epochs, eval_every=self._eval_every(epochs))
+        return plan.with_length(replace(plan.config, train=loop), Estimate.around(pace.step_s, 0.1, "measured"))
+
+    # --- both -------------------------------------------------------------------------------------------------------
+
+    def _ladder(self) -> list[Rung]:
+        """Towers for pictures of this size: none is enlarged."""
+        rungs = CLIP_RUNGS if self.config.layout == "clip" else RUNGS
+        return [rung for rung in rungs if rung.size_px <= max(rungs[0].size_px, self.traits.side_px)]
+
+    def _choose(self, passes: Sequence[float], wanted: float) -> int:
+        """The highest rung that still gets enough passes."""
+        chosen = max((place for place, count in enumerate(passes) if count >= wanted), default=0)
+        self.choices = tuple(
+            f"{rung}: {count:,.0f} passes in that time{' (chosen)' if place == chosen else ''}"
+            for place, (rung, count) in enumerate(zip(self.ladder, passes, strict=True))
+        )
+        return chosen
+
+    def _eval_every(self, epochs: int) -> int:
+        evaluation = FORWARD_SHARE * len(self.data.val) / len(self.data.train)  # in epochs
+        return max(1, min(epochs, max(math.ceil(epochs / EVALUATIONS), math.ceil(evaluation / EVALUATION_SHARE))))
+
+    def _expectation(self, plan: TrainPlan) -> list[str]:
+        if plan.config.model.image.is_clip_layout:
+            return []
+        passes = plan.schedule.total_steps / plan.schedule.steps_per_epoch
+        share = 1 - math.exp(-passes / PASSES_TO_LEARN)
+        return [f"expects {share:.0%} of what this model finds in the long run, after {passes:,.0f} passes"]
+
+    def _make(self, values: Mapping[str, Any]) -> TrainPlan:
+        # A preset, or a model of the user's own, comes with its own batch size and rate.
+        own = ("train.batch_size", "optim.lr") if self.owns_model else ()
+        kept = {key: value for key, value in self.values.items() if key not in own}
+        config = layers.resolve([Layer("recipe", {**kept, **values}), *self.asked])
+        return make_plan(config, found=self.data, tell=self.tell)
+
+    def _step_flops(self, plan: TrainPlan, rung: Rung) -> float:
+        """With another tower, but the same captions and batch."""
+        model = layers.resolve([Layer("recipe", rung.settings()), *self.asked]).model
+        text = replace(model.text, vocab_size=plan.config.model.text.vocab_size)
+        return cost.step_work(replace(plan.forecast.workload, model=replace(model, text=text))).flops

@@ -1,0 +1,300 @@
+"""`--recipe auto`, `--time` and what stands beside the result."""
+
+import csv
+import json
+import math
+import re
+import time
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw
+
+from clipctl.config.layers import Layer, resolve
+from clipctl.config.quantities import parse_duration
+from clipctl.data.catalog import open_data
+from clipctl.data.traits import Traits, traits_of
+from clipctl.errors import ConfigError
+from clipctl.model.forecast import CostModel, Estimate
+from clipctl.runs import metrics
+from clipctl.runs.store import CheckpointStore
+from clipctl.training import recipe
+from clipctl.training.pace import Pace, measure_pace
+from clipctl.training.recipe import ENOUGH_PASSES, RUNGS, data_settings
+from clipctl.training.session import prepare, resume_run
+from tests.conftest import MICRO
+from tests.test_training import rows
+
+THINGS = ("square", "circle", "cross", "bar", "corner", "triangle")
+
+
+def draw(thing, rng, side=24):
+    """A shape in ink on paper, a little elsewhere each time."""
+    picture = Image.new("RGB", (side, side), "white")
+    pen = ImageDraw.Draw(picture)
+    x, y = rng.integers(3, 7, size=2)
+    box = (int(x), int(y), int(x) + 12, int(y) + 12)
+    match thing:
+        case "square":
+            pen.rectangle(box, outline="black", width=2)
+        case "circle":
+            pen.ellipse(box, outline="black", width=2)
+        case "cross":
+            pen.line(box, fill="black", width=2)
+            pen.line((box[2], box[1], box[0], box[3]), fill="black", width=2)
+        case "bar":
+            pen.rectangle((box[0], box[1] + 5, box[2], box[1] + 8), fill="black")
+        case "corner":
+            pen.line((box[0], box[1], box[0], box[3], box[2], box[3]), fill="black", width=2)
+        case "triangle":
+            pen.polygon(((box[0] + box[2]) / 2, box[1], box[2], box[3], box[0], box[3]), outline="black")
+    return picture
+
+
+@pytest.fixture(scope="module")
+def shapes(tmp_path_factory):
+    """120 drawings of six things, 36 others of the same held out."""
+    place, rng = tmp_path_factory.mktemp("shapes"), np.random.default_rng(0)
+    for split, count in (("train", 120), ("val", 36)):
+        with (place / f"{split}.csv").open("w", newline="") as file:
+            table = csv.writer(file)
+            table.writerow(["filepath", "caption"])
+            for number in range(count):
+                thing = THINGS[number % len(THINGS)]
+                draw(thing, rng).save(place / f"{split}-{number}.png")
+                table.writerow([f"{split}-{number}.png", f"a {thing}"])
+    return {"data.source": str(place / "train.csv"), "data.val": str(place / "val.csv")}
+
+
+def layer(**values):
+    return [Layer("test", {"runtime.threads": 1, **values})]
+
+
+# --- what the data are -----------------------------------------------------------------------------------------
+
+
+def test_drawings_and_repeated_captions_are_recognised(shapes):
+    found = traits_of(open_data(resolve(layer(**shapes)).data).train)
+    assert (found.pictures, found.captions, found.repeated, found.side_px) == (120, 6, 1.0, 24)
+    assert found.are_drawings
+
+
+def test_photographs_are_not_drawings(tmp_path):
+    rng = np.random.default_rng(0)
+    for number in range(8):
+        smooth = np.cumsum(rng.normal(size=(60, 80, 3)), axis=0) * 9 + 128  # neighbours are alike, never equal
+        Image.fromarray(smooth.clip(0, 255).astype(np.uint8)).save(tmp_path / f"{number}.jpg")
+        (tmp_path / f"{number}.txt").write_text(f"a view number {number}")
+    source = open_data(resolve(layer(**{"data.source": str(tmp_path), "data.val_fraction": 0.3})).data).train
+    found = traits_of(source)
+    assert not found.are_drawings and found.side_px == 60 and found.repeated == 0
+    values, _ = data_settings(found)
+    assert values["data.flip"] and values["data.min_crop"] < 1 and "train.picture_term" not in values
+
+
+@pytest.mark.parametrize(("pictures", "batch_size"), [(20, 16), (216, 54), (7437, 512), (10**6, 512)])
+def test_the_batch_grows_with_the_pictures(pictures, batch_size):
+    values, _ = data_settings(Traits(pictures, pictures, 0.0, 64, 0.9))
+    assert values["train.batch_size"] == batch_size
+    assert recipe.LEAST_LR <= values["optim.lr"] <= recipe.PEAK_LR
+
+
+# --- what is decided from it -----------------------------------------------------------------------------------
+
+
+def test_what_was_asked_for_wins_over_the_recipe(shapes):
+    asked = {**shapes, "train.epochs": 2, "train.batch_size": 30, "data.tokenizer": "characters", "data.jitter": 0.3}
+    config = prepare(layer(**asked)).plan.config
+    assert config.model.image.stem == "conv" and config.train.picture_term == 1.0 and not config.data.flip
+    assert (config.train.batch_size, config.data.tokenizer, config.data.jitter) == (30, "characters", 0.3)
+    assert config.train.epochs == 2 and config.train.steps is None
+
+
+def test_a_preset_or_a_model_of_ones_own_is_kept(shapes):
+    for own in ({"preset": "tiny"}, {key: value for key, value in MICRO.items() if key.startswith("model.")}):
+        config = prepare(layer(**shapes, **own)).plan.config
+        assert config.model.image.is_clip_layout and config.train.batch_size == 27 and config.optim.lr == 8e-4
+        assert config.data.tokenizer == "words" and config.train.picture_term == 1.0
+        assert config.train.epochs == 50 and config.train.steps is None
+
+
+def test_layout_clip_trains_what_other_libraries_know(shapes, pace):
+    plan = prepare(layer(**shapes, layout="clip")).plan
+    assert plan.config.model.image.is_clip_layout and plan.config.train.picture_term == 1.0
+
+
+def test_plain_is_what_0_1_did(shapes):
+    plan = prepare(layer(**shapes, recipe="plain")).plan
+    assert plan.config.model == resolve(layer()).model.__class__(
+        text=plan.config.model.text, image=resolve(layer()).model.image
+    )
+    assert (plan.config.data.tokenizer, plan.config.data.augment_on, plan.recipe) == ("characters", "loader", ())
+
+
+@pytest.fixture
+def pace(monkeypatch):
+    """A machine of a known speed: 10 ms for a step of the first rung that is tried."""
+    measured = []
+
+    def fake(plan, limit_s, longest_s):
+        measured.append(plan)
+        size_px, width = plan.config.model.image.size_px, plan.config.model.image.width
+        return Pace(0.010 * (size_px / 32) ** 2 * (width / 128) ** 2, 1e-5)
+
+    monkeypatch.setattr(recipe, "measure_pace", fake)
+    return measured
+
+
+def test_more_time_buys_a_larger_model(pace):
+    found = []
+    for asked in ("10s", "30s", "60s", "10m"):
+        config = prepare(layer(**{"data.source": "synthetic:2000", "train.time": asked})).plan.config
+        found.append((config.model.image.size_px, config.model.image.width))
+    assert found == sorted(found) and len(set(found)) >= 3 and found[-1] == (RUNGS[-1].size_px, RUNGS[-1].width)
+
+
+def test_steps_fill_the_time_and_evaluations_take_their_share(pace):
+    plan = prepare(layer(**{"data.source": "synthetic:2000", "train.time": "2m"}), spent_s=5.0).plan
+    assert plan.seconds is not None and 100 < plan.seconds.value < 121
+    assert plan.schedule.total_steps == plan.config.train.steps
+    assert plan.config.train.epochs == math.ceil(plan.schedule.total_steps / plan.schedule.steps_per_epoch)
+    assert 2 <= plan.schedule.evaluations <= recipe.EVALUATIONS + 1
+    assert any(re.search(r"expects \d+% of what this model finds", words) for words in plan.recipe)
+    assert any("(chosen)" in words for words in plan.alternatives) and len(plan.alternatives) >= 4
+
+
+def test_without_a_time_real_data_get_a_budget_by_rule_and_nothing_is_measured(pace, shapes):
+    first, second = (prepare(layer(**shapes)).plan for _ in range(2))
+    assert first.config == second.config and not pace
+    assert first.schedule.epochs <= ENOUGH_PASSES and any("passes: up to" in words for words in first.recipe)
+    assert first.schedule.evaluations <= recipe.EVALUATIONS
+
+
+def test_fewer_passes_leave_room_for_a_larger_model():
+    found = []
+    for epochs in (5, 200):
+        asked = {"data.source": "synthetic:2000", "train.epochs": epochs}
+        image = prepare(layer(**asked)).plan.config.model.image
+        found.append((image.size_px, image.width))
+    assert found[0] > found[1]
+
+
+@pytest.mark.parametrize("text", ["10", "m", "-3m", "0s", "ten minutes", "1e3m", "500h500h"])
+def test_a_time_that_is_no_time(text):
+    with pytest.raises(ValueError, match="a duration such as 90s, 10m or 2h"):
+        parse_duration(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("90s", 90), ("10m", 600), ("1.5h", 5400), ("1h30m", 5400), (" 2m ", 120)]
+)
+def test_times_as_people_write_them(text, seconds):
+    assert parse_duration(text) == seconds
+
+
+def test_a_time_too_short_for_anything_says_the_least(shapes):
+    with pytest.raises(ConfigError, match="--time 1s is too short") as caught:
+        prepare(layer(**shapes, **{"train.time": "1s"}))
+    least = re.search(r"the least is --time (\d+)s", caught.value.hint or "")
+    assert least is not None
+    prepare(layer(**shapes, **{"train.time": f"{int(least[1]) + 2}s"}))
+
+
+def test_a_forecast_made_beside_busy_programs_does_not_refuse_a_time(shapes, monkeypatch):
+    monkeypatch.setattr(CostModel, "step_s", lambda *_: Estimate.around(15.0, 0.5, "prior"))
+    plan = prepare(layer(**shapes, **{"train.time": "30s"})).plan
+    assert plan.forecast.step_s is not None and plan.forecast.step_s.value < 1.5
+    monkeypatch.setattr(CostModel, "step_s", lambda *_: Estimate.around(1500.0, 0.5, "prior"))
+    with pytest.raises(ConfigError, match="too short"):
+        prepare(layer(**shapes, **{"train.time": "30s"}))
+
+
+def test_a_step_longer_than_allowed_is_timed_once(shapes, monkeypatch):
+    plan = prepare(layer(**shapes, **{"train.epochs": 1})).plan
+    taken = []
+    monkeypatch.setattr("clipctl.training.pace.train_step", lambda *_, **__: taken.append(time.sleep(0.2)))
+    pace = measure_pace(plan, 0.01, 0.1)
+    assert len(taken) == 1 and 0.2 <= pace.step_s < 1
+
+
+def test_a_time_and_a_number_of_steps_contradict_each_other(shapes):
+    with pytest.raises(ConfigError, match=r"train\.time and train\.steps both say"):
+        prepare(layer(**shapes, **{"train.time": "1m", "train.steps": 5}))
+
+
+# --- a run -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def trained(shapes, tmp_path_factory):
+    session = prepare(
+        layer(**shapes, **{"train.epochs": 12, "train.eval_every": 5, "save.every": "1e"}),
+        tmp_path_factory.mktemp("runs"),
+    )
+    session = session.checked().opened()
+    return session.run, session.train()
+
+
+def test_a_few_pictures_are_learnt(trained):
+    _, summary = trained
+    assert summary.best_i2t_r1 > 0.6
+
+
+def test_the_baseline_stands_beside_the_result(trained):
+    run, summary = trained
+    assert summary.baseline_r1 is not None and 0.3 < summary.baseline_r1 <= 1
+    last = CheckpointStore(run).last()
+    assert last is not None and last.read_state()["baseline"] == summary.baseline_r1
+    assert json.loads(json.dumps(summary.to_dict()))["baseline_r1"] == summary.baseline_r1
+
+
+def test_evaluations_are_made_when_due_and_at_the_end(trained):
+    run, _ = trained
+    assert [row["epoch"] for row in rows(run, "eval")] == [5, 10, 12]
+    assert [row["epoch"] for row in rows(run, "epoch")] == list(range(1, 13))
+
+
+def test_only_evaluated_checkpoints_have_a_score(trained):
+    run, _ = trained
+    for checkpoint in CheckpointStore(run).all():
+        assert bool(checkpoint.manifest.metrics) == (checkpoint.manifest.epoch in (5, 10, 12))
+
+
+def test_it_resumes_to_the_same_bits(shapes, trained, tmp_path):
+    """Words, views, convolutions and the picture term, killed in the middle of an epoch."""
+    import shutil
+
+    import torch
+
+    from tests.test_training import weights
+
+    run, _ = trained
+    asked = layer(**shapes, **{"train.epochs": 12, "train.eval_every": 5, "save.every": "1s", "save.keep_last": 99})
+    session = prepare(asked, tmp_path).checked().opened()
+    session.train()
+    assert session.run is not None
+    for checkpoint in CheckpointStore(session.run).all():
+        if checkpoint.step > 18:
+            shutil.rmtree(checkpoint.path)
+    again = resume_run(session.run)
+    assert again.step == 18
+    again.train()
+    assert all(torch.equal(tensor, weights(session.run)[name]) for name, tensor in weights(run).items())
+
+
+def test_a_run_that_was_begun_takes_no_other_time(trained):
+    run, _ = trained
+    with pytest.raises(ConfigError, match="keeps its number of steps"):
+        resume_run(run, layer(**{"train.time": "1m"}))
+
+
+def test_patience_ends_a_run_that_no_longer_improves(shapes, tmp_path):
+    asked = {"train.epochs": 200, "train.patience": 3, "optim.lr": 1e-9}
+    session = prepare(layer(**shapes, **asked), tmp_path).checked().opened()
+    summary = session.train()
+    assert session.run is not None
+    evaluated = rows(session.run, "eval")
+    assert summary.state == "finished" and 4 <= len(evaluated) < 60
+    assert metrics.read_rows(session.run.metrics_file)
+    last = CheckpointStore(session.run).last()
+    assert last is not None and last.step == evaluated[-1]["step"]
