@@ -161,7 +161,8 @@ def _peak_bytes(label: str) -> int:
 
 def probe_rates(device: Device, precision: str, threads: int) -> Rates:
     """What a product of matrices reaches in a precision. Costs milliseconds even where that precision is emulated:
-    a small product tells first whether a larger one can be afforded."""
+    a small product tells first whether a larger one can be afforded. No device emulates fp32: if a small product is
+    slow there, another program was busy."""
     torch.set_num_threads(threads)
     gflops = 0.0
     with suppress(RuntimeError, TypeError):  # a precision that the device does not know reaches nothing
@@ -170,6 +171,6 @@ def probe_rates(device: Device, precision: str, threads: int) -> Rates:
             watch = Stopwatch(partial(torch.mm, matrix, matrix), device.synchronize)
             fastest_s = min(watch.sample() for _ in range(_PROBE_CALLS))
             gflops = max(gflops, 2 * side**3 / fastest_s / 1e9)
-            if fastest_s > _PROBE_LIMIT_S:
+            if fastest_s > _PROBE_LIMIT_S and precision != "fp32":
                 break
     return Rates(device.label, precision, threads, round(gflops, 3))
