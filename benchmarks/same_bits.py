@@ -91,6 +91,12 @@ class Tree:
         home.mkdir(exist_ok=True)
         self.runs = home / "runs"
         kept = {name: value for name, value in os.environ.items() if not name.startswith("CLIPCTL_")}
+        settings = (source / "clipctl" / "config" / "sections.py", source / "clipctl" / "config.py")
+        known = next(file.read_text() for file in settings if file.exists())
+        # What later revisions would decide by themselves is asked for as earlier ones did it.
+        self._as_before = ("--recipe", "plain") if "recipe:" in known else ()
+        if "attention:" in known:
+            self._as_before += ("--set", "runtime.attention=fused")
         self._environment = {**kept, "PYTHONPATH": str(source), "CLIPCTL_HOME": str(home / "app"), "COLUMNS": "100"}
 
     def start(self, runs: Path, *arguments: str) -> "subprocess.Popen[bytes]":
@@ -111,7 +117,7 @@ class Tree:
         """Carry out a case; `finisher` resumes it where it is killed."""
         name = f"case{number}"
         run = self.runs / name
-        arguments = (*case.arguments, *FIXED, "--workers", str(case.workers), "--name", name)
+        arguments = (*case.arguments, *self._as_before, *FIXED, "--workers", str(case.workers), "--name", name)
         if case.is_killed:
             process = self.start(self.runs, *arguments)
             wait_for_a_step_past_a_checkpoint(run, process)

@@ -3,7 +3,7 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +11,14 @@ import torch
 
 from clipctl.config.layers import Layer, resolve
 from clipctl.hardware.devices import open_device
-from clipctl.hardware.profile import Rates, load_profile, update_profile
+from clipctl.hardware.profile import AttentionTimes, Rates, load_profile, update_profile
 from clipctl.hardware.timing import Timing
 from clipctl.model.workload import Setting, Workload
 from clipctl.training import choice
-from clipctl.training.choice import Decision, decide
+from clipctl.training.choice import Choice, Decision, decide
+from clipctl.training.plan import make_plan
 from clipctl.training.state import LossScale
-from clipctl.training.trial import probe_rates, sample_of, time_steps, trial_batch
+from clipctl.training.trial import probe_rates, sample_of, time_attention, time_steps, trial_batch
 
 CORES = 2
 
@@ -215,3 +216,75 @@ def test_the_loss_scale_falls_at_once_and_grows_slowly():
     assert float(scale.value) == start
     scale.adjust(torch.tensor(True))
     assert float(scale.value) == start
+
+
+# --- attention -------------------------------------------------------------------------------------------------
+
+
+def pretend_attention(monkeypatch, fused_s, plain_s):
+    """A machine on which attention takes this long; returns the settings it was timed for."""
+    timed = []
+
+    def times(setting, workload):
+        timed.append(setting)
+        return [
+            AttentionTimes(
+                setting.device,
+                setting.precision,
+                setting.threads,
+                asdict(shape.sample),
+                fused_s=fused_s,
+                plain_s=plain_s,
+            )
+            for shape in workload.attention_shapes
+        ]
+
+    monkeypatch.setattr(choice, "time_attention", times)
+    return timed
+
+
+@pytest.mark.parametrize(
+    ("fused_s", "plain_s", "way"), [(0.010, 0.004, "plain"), (0.010, 0.009, "fused"), (0.004, 0.010, "fused")]
+)
+def test_attention_is_computed_in_the_way_that_is_faster_here(machine, monkeypatch, fused_s, plain_s, way):
+    machine.seconds = {("fp32", 2): 0.1, ("fp32", 1): 0.2, ("bf16", 2): 0.2}
+    timed = pretend_attention(monkeypatch, fused_s, plain_s)
+    found = decided().attention
+    assert found.value == way and "times as fast as" in found.reason
+    assert decided().attention == found and len(timed) == 1  # known from then on
+    other = "plain" if way == "fused" else "fused"
+    assert decided(attention=other).attention == Choice(other, "as asked")
+
+
+def test_a_short_run_does_not_measure_attention(machine, monkeypatch):
+    timed = pretend_attention(monkeypatch, 0.010, 0.004)
+    assert decided(steps=10).attention.value == "fused" and not timed
+
+
+def test_attention_is_really_timed_in_both_ways():
+    model = resolve([Layer("test", {"preset": "tiny", "model.text.vocab_size": 33})]).model
+    workload = Workload(model, 9, 20)
+    found = time_attention(Setting("cpu", "fp32", 1), workload)
+    assert [(one.shape["pairs"], one.shape["tokens"], one.shape["causal"]) for one in found] == [
+        (8, 65, False),
+        (8, 20, True),
+    ]
+    assert all(0 < one.fused_s < 1 and 0 < one.plain_s < 1 for one in found)
+
+
+def test_a_run_keeps_its_way_of_attention_and_plain_needs_memory(monkeypatch):
+    pretend_attention(monkeypatch, 0.010, 0.004)
+    asked = resolve([Layer("test", {"runtime.device": "cpu", "runtime.threads": 1, "train.epochs": 100_000})])
+    plan = make_plan(asked)
+    assert plan.config.runtime.attention == "plain" and plan.placement.attention.value == "plain"
+    fused = make_plan(replace(asked, runtime=replace(asked.runtime, attention="fused")))
+    scores_bytes = plan.config.train.batch_size * 4 * 65**2 * 4  # of one block
+    difference = plan.forecast.memory.activations_bytes - fused.forecast.memory.activations_bytes
+    assert 3 * scores_bytes <= difference <= 12 * scores_bytes
+    again = make_plan(plan.config)  # as a resumed run does
+    assert again.config.runtime.attention == "plain" and again.placement.attention.reason == "as asked"
+    free_bytes = (plan.forecast.memory_need.value + fused.forecast.memory_need.value) / 2 * 1.05
+    small = replace(open_device("cpu"), memory_bytes=int(free_bytes) + plan.forecast.memory.pictures_bytes)
+    monkeypatch.setattr(choice.devices, "open_device", lambda label: small)
+    tight = make_plan(asked)
+    assert tight.config.runtime.attention == "fused" and "do not fit in memory" in tight.placement.attention.reason

@@ -236,6 +236,37 @@ def test_the_last_block_gives_the_same_at_one_token_as_at_all(causal):
         torch.testing.assert_close(actual, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_plain_attention_gives_what_the_fused_kernel_gives(monkeypatch):
+    """Both towers, all tokens and one, forward and backward."""
+    config = ModelConfig(
+        image=ImageTowerConfig(size_px=16, patch_px=4, width=32, depth=3, heads=4),
+        text=TextTowerConfig(vocab_size=30, context=9, width=32, depth=3, heads=4),
+        embed_dim=16,
+    )
+    torch.manual_seed(0)
+    model, images = Clip(config), torch.randn(5, 3, 16, 16)
+    tokens = torch.randint(1, 29, (5, 9))
+    tokens[torch.arange(5), torch.tensor([3, 8, 5, 2, 6])] = 29
+
+    def gradients(way):
+        model.use_attention(way)
+        model.zero_grad()
+        loss = softmax_loss(model(images, tokens))
+        loss.backward()
+        return loss.item(), {name: one.grad.clone() for name, one in model.named_parameters()}
+
+    (fused_loss, fused), (plain_loss, plain) = gradients("fused"), gradients("plain")
+    assert plain_loss == pytest.approx(fused_loss, rel=1e-6)
+    for name, gradient in fused.items():
+        assert torch.norm(plain[name] - gradient) <= 1e-5 * torch.norm(gradient), name
+    calls = []
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", lambda q, *_, **__: calls.append(1) or q)
+    for way, count in (("plain", 0), ("fused", 6)):
+        model.use_attention(way)
+        model(images, tokens)
+        assert len(calls) == count
+
+
 def test_losses_with_several_right_answers_by_hand():
     """Images 0 and 1 share a caption. Not symmetric: text 1 is right for image 2 as well."""
     torch.manual_seed(0)

@@ -68,6 +68,7 @@ def decided(machine, precision, total_steps):
         "devices": SimpleNamespace(labels=lambda: machine.labels, open_device=opened, facts=lambda: []),
         "load_profile": lambda: machine.profile,
         "time_steps": lambda *_, **__: pytest.fail("there was no time for this"),
+        "time_attention": lambda *_: [],
         "LIMIT_S": 0.0,
         "LIMIT_WITH_ACCELERATOR_S": 0.0,
     }

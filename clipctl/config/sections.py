@@ -12,6 +12,7 @@ from clipctl.config.quantities import Interval, parse_duration
 DeviceName = str  # "auto", "cpu", "mps", "cuda", "cuda:1", "hybrid"
 PRECISIONS = ("fp32", "bf16", "fp16")  # the usual one first
 Precision = Literal["auto", "fp32", "bf16", "fp16"]
+AttentionName = Literal["auto", "fused", "plain"]
 LossName = Literal["softmax", "sigmoid"]
 CacheName = Literal["auto", "ram", "disk", "off"]
 DataFormat = Literal[
@@ -205,6 +206,9 @@ class RuntimeConfig:
     cache: CacheName = "auto"  # decoded pictures: in memory, on disk, not at all
     recompute: bool = False  # blocks again in the backward pass instead of keeping what they computed: less memory
     compile: bool = False  # the image tower's blocks, by torch.compile
+    attention: AttentionName = (
+        "auto"  # in one fused kernel, or as plain products; auto: the faster one, kept for the run
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,6 +113,22 @@ class Rates:
 
 
 @dataclass(frozen=True)
+class AttentionTimes:
+    """Attention of one block, forward and backward, computed in both ways."""
+
+    device: str
+    precision: str
+    threads: int
+    shape: dict[str, Any]  # as plain values
+    fused_s: float
+    plain_s: float
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        return self.device, self.precision, self.threads, json.dumps(self.shape, sort_keys=True)
+
+
+@dataclass(frozen=True)
 class StepSample:
     """One measured training step."""
 
@@ -136,6 +152,7 @@ class Profile:
     devices: tuple[DeviceFacts, ...] = ()
     rates: tuple[Rates, ...] = ()
     steps: tuple[StepSample, ...] = ()
+    attention: tuple[AttentionTimes, ...] = ()
     checked: dict[str, Any] = field(default_factory=dict)  # results of device checks, by what they apply to
     benched_s: float | None = None  # when `clipctl bench` last ran, since 1970
 
@@ -155,6 +172,11 @@ class Profile:
             peak_bytes = one.peak_bytes or (known.peak_bytes if known else None)
             steps[one.key] = replace(one, peak_bytes=peak_bytes)
         return replace(self, steps=tuple(steps.values())[-KEPT_STEPS:])
+
+    def with_attention(self, new: "list[AttentionTimes]") -> "Profile":
+        """What is known stays: the same command gives the same weights only if it is decided in the same way."""
+        known = {one.key: one for one in (*new, *self.attention)}
+        return replace(self, attention=tuple(known.values())[-KEPT_STEPS:])
 
     def exact_rate(self, device: str, precision: str, threads: int) -> Rates | None:
         """Measured with exactly that many threads."""
@@ -181,6 +203,7 @@ class Profile:
                 devices=tuple(DeviceFacts(**_numbers(one, "memory_bytes")) for one in document["devices"]),
                 rates=tuple(Rates(**_numbers(one, "threads", "gflops")) for one in document["rates"]),
                 steps=tuple(_sample(one) for one in document["steps"]),
+                attention=tuple(_times(one) for one in document.get("attention", ())),
                 checked={key: dict(one) for key, one in document["checked"].items()},
                 benched_s=document["benched_s"],
             )
@@ -193,6 +216,13 @@ def _sample(values: dict[str, Any]) -> StepSample:
     if not sample.step_s or not isinstance(sample.workload, dict) or not isinstance(sample.peak_bytes, int | None):
         raise ValueError("a step without sense")
     return sample
+
+
+def _times(values: dict[str, Any]) -> AttentionTimes:
+    times = AttentionTimes(**_numbers(values, "threads", "fused_s", "plain_s"))
+    if not isinstance(times.shape, dict):
+        raise ValueError("attention without a shape")
+    return times
 
 
 def _numbers(values: dict[str, Any], *names: str) -> dict[str, Any]:

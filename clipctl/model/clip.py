@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from clipctl.config.sections import MAX_SCALE, ModelConfig
 from clipctl.hardware.devices import DTYPES
 from clipctl.model.loss import Embeddings
-from clipctl.model.towers import ImageTower, TextTower
+from clipctl.model.towers import Attention, ImageTower, TextTower
 
 INITIAL_TEMPERATURE = 0.07
 
@@ -60,6 +60,12 @@ class Clip(nn.Module):
         self.to(image)
         self.text.to(text)
         return self
+
+    def use_attention(self, way: str) -> None:
+        """`plain` products, or one fused kernel, which is what every other word means."""
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.fused = way != "plain"
 
     @torch.no_grad()
     def clamp_scale(self) -> None:

@@ -181,8 +181,9 @@ ACTIVATION_BYTES = {"fp32": 4.0, "bf16": 3.0, "fp16": 3.0}
 OPTIMIZER_BYTES = {"adamw": 8}
 
 
-def training_memory(workload: Workload, precision: str = "fp32") -> Memory:
-    """Weights, gradients and moments in fp32 (16 bytes per parameter with AdamW); activations in `precision`."""
+def training_memory(workload: Workload, precision: str = "fp32", attention: str = "fused") -> Memory:
+    """Weights, gradients and moments in fp32 (16 bytes per parameter with AdamW); activations in `precision`. Plain
+    attention keeps its scores, fused does not."""
     count = parameters(workload.model)
     trained = round(count * workload.trained_share)
     image, text, batch_size = workload.model.image, workload.model.text, workload.batch_size
@@ -191,11 +192,23 @@ def training_memory(workload: Workload, precision: str = "fp32") -> Memory:
     if image.stem == "conv":  # convolved, normed, activated, and the gradient of one of them
         values += 4 * sum(layer.values for layer in stem_layers(image))
     values += _kept_values(text.width, text.depth, workload.text_tokens, workload.recompute)
+    if attention == "plain":
+        values += _score_values(workload)
     activations = round(workload.kept_pairs * values * ACTIVATION_BYTES[precision])
     activations += 4 * 4 * batch_size * batch_size  # the similarities and their softmax, both ways
     images = batch_size * 3 * image.size_px**2 + workload.kept_pairs * 3 * image.size_px**2 * 4  # bytes, normalised
     batch_bytes = images + batch_size * text.context * 8
     return Memory(4 * count, 4 * trained, OPTIMIZER_BYTES[workload.optimizer] * trained, activations, batch_bytes)
+
+
+def _score_values(workload: Workload) -> int:
+    """Scores of one row: each block keeps their softmax, and two gradients of them are alive in one block."""
+    kept = [
+        (1 if workload.recompute else blocks) * shape.heads * shape.tokens**2
+        for shape, blocks in workload.attention_shapes.items()
+    ]
+    passing = [2 * shape.heads * shape.tokens**2 for shape in workload.attention_shapes]
+    return sum(kept) + max(passing, default=0)
 
 
 def _kept_values(width: int, depth: int, tokens: int, recompute: bool) -> int:

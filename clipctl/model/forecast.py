@@ -5,11 +5,12 @@ that were measured, by least squares of the relative error, with each price's pr
 Without any measurement that leaves the prior, with some it is hardly felt. Memory is treated in the same way.
 """
 
+import json
 import math
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import astuple, dataclass, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from typing import Any, Literal
 
 from clipctl.hardware.profile import HYBRID, Profile, StepSample
@@ -34,6 +35,7 @@ TRAINER_BYTES = 40 * 2**20  # what a training holds that bare steps do not: term
 CONTEXT_BYTES = 64 * 2**20  # what an accelerator's libraries keep on it
 MARGIN = 0.05  # of the memory, for what no arithmetic sees
 SPREAD_FLOOR = 0.1  # no forecast is surer than this: the same steps differ so much from one minute to the next
+PLAIN_GAIN = 1.25  # plain attention must be this many times as fast as fused to be chosen
 RANGE_FACTOR = 2.0  # work per operation up to this far beyond what was measured still counts as between
 
 
@@ -200,11 +202,31 @@ class CostModel:
     def cores(self) -> int:
         return self.profile.machine.cores
 
+    # --- attention ------------------------------------------------------------------------------------------------
+
+    def faster_attention(self, setting: Setting, workload: Workload) -> tuple[str, float] | None:
+        """`plain` or `fused`, and how many times as fast as the other; None if it was not measured."""
+        times = {one.key: one for one in self.profile.attention}
+        fused_s = plain_s = 0.0
+        for shape, blocks in workload.attention_shapes.items():
+            known = times.get((*astuple(setting), json.dumps(asdict(shape.sample), sort_keys=True)))
+            if known is None:
+                return None
+            share = blocks * shape.pairs / shape.sample.pairs
+            fused_s, plain_s = fused_s + share * known.fused_s, plain_s + share * known.plain_s
+        if not fused_s or not plain_s:
+            return None
+        # Within that margin nothing is gained that would be worth the memory of the scores.
+        return ("plain", fused_s / plain_s) if PLAIN_GAIN * plain_s < fused_s else ("fused", plain_s / fused_s)
+
     # --- memory ---------------------------------------------------------------------------------------------------
 
-    def memory(self, setting: Setting, workload: Workload) -> tuple[cost.Memory, Estimate]:
-        """What a step needs, by what holds it, and the whole with its interval."""
-        need = cost.training_memory(workload, setting.precision)
+    def memory(
+        self, setting: Setting, workload: Workload, attention: str | None = None
+    ) -> tuple[cost.Memory, Estimate]:
+        """What a step needs, by what holds it, and the whole with its interval. `attention` is plain or fused; None:
+        the faster one."""
+        need = self._counted(setting, workload, attention)
         process, fixed, kept, largest = self._memory_fit(setting.device)
         calibrated = replace(
             need,
@@ -233,7 +255,10 @@ class CostModel:
                 for sample, workload in self._samples
                 if sample.peak_bytes and sample.device == device
             ]
-            needs = [cost.training_memory(workload, sample.precision) for sample, workload in samples]
+            needs = [
+                self._counted(Setting(device, sample.precision, sample.threads), workload)
+                for sample, workload in samples
+            ]
             rows = [(1.0, one.total_bytes - one.activations_bytes, one.activations_bytes) for one in needs]
             on_cpu = device == "cpu"
             prior = (PROCESS_BYTES if on_cpu else CONTEXT_BYTES, 1.0, 1.0)
@@ -241,6 +266,12 @@ class CostModel:
             process += TRAINER_BYTES if on_cpu else 0
             self._memory_fits[device] = process, fixed, kept, max((one.total_bytes for one in needs), default=0)
         return self._memory_fits[device]
+
+    def _counted(self, setting: Setting, workload: Workload, attention: str | None = None) -> cost.Memory:
+        if attention is None:
+            faster = self.faster_attention(setting, workload)
+            attention = faster[0] if faster else "fused"
+        return cost.training_memory(workload, setting.precision, attention)
 
     def largest_batch(self, setting: Setting, workload: Workload, limit_bytes: float) -> int:
         """The largest batch that fits with a margin; 0 where not even a batch of two does."""
@@ -257,13 +288,15 @@ class CostModel:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low if low >= 2 else 0
 
-    def fitting_micro_batch(self, setting: Setting, workload: Workload, limit_bytes: float) -> int:
+    def fitting_micro_batch(
+        self, setting: Setting, workload: Workload, limit_bytes: float, attention: str | None = None
+    ) -> int:
         """The whole batch if it fits with a margin, else a half of it, a quarter, …; 0 where not even one pair does.
         Parts of equal size keep the shapes of all products the same."""
         micro_batch = workload.batch_size
         while True:
             in_parts = replace(workload, micro_batch=micro_batch if micro_batch < workload.batch_size else None)
-            if with_margin(self.memory(setting, in_parts)[1].value) <= limit_bytes:
+            if with_margin(self.memory(setting, in_parts, attention)[1].value) <= limit_bytes:
                 return micro_batch
             if micro_batch == 1:
                 return 0

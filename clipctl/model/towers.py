@@ -30,12 +30,32 @@ def needs_contiguous(device: torch.device) -> bool:
     return device.type == "mps"
 
 
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, *, fused: bool, causal: bool = False, visible: Tensor | None = None
+) -> Tensor:
+    """softmax(q kᵀ / √d) v for q (B, H, M, d), k and v (B, H, N, d): (B, H, M, d). `visible` (B, 1, M, N) says which
+    keys a query may read.
+
+    Fused, the M × N scores are never stored. As plain products they are, and some processors are faster that way, in
+    bf16 above all; which one it is gets measured.
+    """
+    if fused:
+        return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal)
+    scores = (q * q.shape[-1] ** -0.5) @ k.transpose(-2, -1)  # (B, H, M, N)
+    if causal:
+        visible = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    if visible is not None:
+        scores = scores.masked_fill(~visible, -math.inf)
+    return torch.matmul(scores.softmax(dim=-1), v)
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
+        self.fused = True  # see `attend`
 
     def forward(self, x: Tensor, *, causal: bool) -> Tensor:
         batch, tokens, width = x.shape
@@ -43,7 +63,7 @@ class Attention(nn.Module):
         q, k, v = qkv.permute(2, 0, 3, 1, 4)  # each (B, H, N, D/H)
         if needs_contiguous(x.device):
             q, k, v = q.contiguous(), k.contiguous(), v.contiguous()
-        mixed = F.scaled_dot_product_attention(q, k, v, is_causal=causal)  # (B, H, N, D/H)
+        mixed = attend(q, k, v, fused=self.fused, causal=causal)  # (B, H, N, D/H)
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))  # type: ignore[no-any-return]
 
     def at(self, x: Tensor, position: Tensor, *, causal: bool) -> Tensor:
@@ -59,7 +79,7 @@ class Attention(nn.Module):
         visible = None
         if causal:
             visible = (torch.arange(tokens, device=x.device) <= position.unsqueeze(1)).view(batch, 1, 1, tokens)
-        mixed = F.scaled_dot_product_attention(q, k, v, attn_mask=visible)  # (B, H, 1, D/H)
+        mixed = attend(q, k, v, fused=self.fused, visible=visible)  # (B, H, 1, D/H)
         return self.out(mixed.reshape(batch, width))  # type: ignore[no-any-return]
 
 

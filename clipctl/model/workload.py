@@ -7,6 +7,7 @@ from clipctl.config.layers import Layer, resolve, to_layer
 from clipctl.config.sections import ModelConfig, TrainConfig
 from clipctl.errors import ConfigError
 
+SAMPLED_SCORES = 2_000_000  # in one timing of attention
 ASSUMED_TEXT_TOKENS = 60  # of the longest caption in a batch, if no captions are known
 
 
@@ -17,6 +18,24 @@ class Setting:
     device: str  # cpu, mps, cuda:0, hybrid
     precision: str
     threads: int
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """Of the attention in one block of a tower."""
+
+    pairs: int
+    heads: int
+    tokens: int
+    head_width: int
+    causal: bool
+
+    @property
+    def sample(self) -> "AttentionShape":
+        """A shape in which the two ways of computing it compare as they do in this one, and that takes milliseconds.
+        Pairs are a power of two, so that batches of about the same size share a measurement."""
+        enough = max(1, SAMPLED_SCORES // (self.heads * self.tokens**2))
+        return replace(self, pairs=1 << (min(self.pairs, enough).bit_length() - 1))
 
 
 @dataclass(frozen=True)
@@ -46,6 +65,20 @@ class Workload:
     def forward_passes(self) -> int:
         """A backward pass costs two of them. Micro-batches are embedded once more, recomputed blocks too."""
         return 1 + (self.kept_pairs < self.batch_size) + self.recompute
+
+    @property
+    def attention_shapes(self) -> dict[AttentionShape, int]:
+        """How many blocks compute attention in which shape. A last block that writes one token only is left out."""
+        image, text = self.model.image, self.model.text
+        towers = (
+            (image, image.tokens, image.depth - (image.pool == "class"), False),
+            (text, self.text_tokens, text.depth - 1, True),
+        )
+        return {
+            AttentionShape(self.kept_pairs, tower.heads, tokens, tower.width // tower.heads, causal): blocks
+            for tower, tokens, blocks, causal in towers
+            if blocks > 0
+        }
 
     @property
     def longest_product(self) -> int:

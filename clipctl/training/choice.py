@@ -25,7 +25,7 @@ from clipctl.model.ranking import (
     thread_stand_ins,
 )
 from clipctl.model.workload import Setting, Workload
-from clipctl.training.trial import probe_rates, sample_of, time_steps
+from clipctl.training.trial import probe_rates, sample_of, time_attention, time_steps
 
 SHARE_OF_RUN = 0.02  # of the forecast run may be spent on deciding
 LIMIT_S = 3.0
@@ -35,6 +35,7 @@ TRIAL_SETUP_S = 0.3  # a model and an optimizer, memory touched for the first ti
 SETUP_S_PER_PARAMETER = 15e-9
 SAMPLES = 2
 PROBE_S = 0.05  # about what knowing the speed of one precision costs
+ATTENTION_S = 0.5  # about what comparing both ways of attention costs
 FEWER_THREADS_LIMIT = 1.3
 AS_ASKED, AS_BEFORE = "as asked", "as the run began"
 
@@ -52,6 +53,7 @@ class Decision:
     device: Device
     precision: Choice
     threads: Choice
+    attention: Choice
     seconds: float  # that deciding took
     cost_model: CostModel
 
@@ -88,10 +90,12 @@ class _Decider:
         precision, precision_reason = self._precision(asked.precision, setting)
         setting = replace(setting, precision=precision)
         threads, threads_reason = self._threads(asked.threads, setting)
+        attention = self._attention(asked.attention, replace(setting, threads=threads))
         return Decision(
             device=devices.open_device(device).because(device_reason),
             precision=Choice(precision, precision_reason),
             threads=Choice(threads, threads_reason),
+            attention=attention,
             seconds=time.perf_counter() - self.started,
             cost_model=self.model,
         )
@@ -172,6 +176,22 @@ class _Decider:
             return counts[0], usual
         return verdict.setting.threads, verdict.reason
 
+    def _attention(self, asked: str, setting: Setting) -> Choice:
+        """Not for memory: whether scores fit is decided with the micro-batch."""
+        if asked != "auto":
+            return Choice(asked, AS_ASKED)
+        faster = self.model.faster_attention(setting, self.workload)
+        if faster is None and self.workload.attention_shapes:
+            if self.budget_s and self._left_s() < ATTENTION_S:
+                return Choice("fused", "the run is too short to measure the other way")
+            times = time_attention(setting, self.workload)
+            self._keep(self.profile.with_attention(times))
+            faster = self.model.faster_attention(setting, self.workload)
+        if faster is None:
+            return Choice("fused", "the usual way")
+        way, gain = faster
+        return Choice(way, f"{gain:.1f} times as fast as {'fused' if way == 'plain' else 'plain'} here")
+
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def _time_if_close(self, options: Sequence[Setting], smaller: Sequence[Workload]) -> None:
@@ -222,8 +242,12 @@ class _Decider:
         return True
 
     def _keep(self, profile: Profile) -> None:
-        rates, steps = list(profile.rates), list(profile.steps)
-        update_profile(lambda kept: kept.with_rates(rates).with_steps(steps).with_devices(devices.facts()))
+        rates, steps, attention = list(profile.rates), list(profile.steps), list(profile.attention)
+        update_profile(
+            lambda kept: (
+                kept.with_rates(rates).with_steps(steps).with_attention(attention).with_devices(devices.facts())
+            )
+        )
         self.profile, self.model = profile, CostModel(profile)
 
     def _budget(self, usual: Setting) -> float:

@@ -3,11 +3,12 @@
 import math
 from dataclasses import dataclass, replace
 from hashlib import sha256
+from typing import cast
 
 from clipctl.config import layers
 from clipctl.config.layers import Layer
 from clipctl.config.presets import PRESETS
-from clipctl.config.sections import CacheName, OptimConfig, TrainConfig
+from clipctl.config.sections import AttentionName, CacheName, OptimConfig, TrainConfig
 from clipctl.data.cache import CacheKind, kept_bytes, pictures_dir, slot_bytes
 from clipctl.data.catalog import Data, leakage_notes, leakage_of, open_data
 from clipctl.data.images import Augmentation, kept_side
@@ -23,7 +24,7 @@ from clipctl.model.compiling import check_compiler
 from clipctl.model.forecast import CostModel, Estimate, with_margin
 from clipctl.model.workload import Setting, Workload
 from clipctl.progress import Tell, silent
-from clipctl.training.choice import Choice, Decision, decide
+from clipctl.training.choice import AS_ASKED, Choice, Decision, decide
 
 # What preparing a batch takes besides the step, as measured on 2 cores: per batch, and per pixel that is augmented.
 BATCH_S, PIXEL_S = 0.6e-3, 24e-9
@@ -102,6 +103,7 @@ class Placement:
     device: Device
     precision: Choice
     threads: Choice
+    attention: Choice
     workers: Choice
     decided_s: float  # what deciding took
     verified: str | None = None  # passed or failed: whether the device computes what the CPU does; None: not compared
@@ -246,10 +248,14 @@ def make_plan(
         cache_bytes=cache.limit_bytes // (max(1, int(workers.value)) if cache.kind == "ram" else 1),
         kept_side_px=side_px,
     )
-    placement = Placement(device, decision.precision, decision.threads, workers, round(decision.seconds, 3))
     text_tokens = tokenizer.context if device.wants_fixed_shapes else fit.longest
     pictures_bytes = cache.need_bytes if cache.kind == "ram" and not device.is_accelerator else 0
-    config = _fit_micro_batch(config, text_tokens, decision, device.memory_bytes - pictures_bytes, notes)
+    free_bytes = device.memory_bytes - pictures_bytes
+    attention = _fit_attention(Workload.of(config, text_tokens), decision, free_bytes)
+    way = cast(AttentionName, attention.value)
+    config = replace(config, runtime=replace(config.runtime, attention=way))
+    placement = Placement(device, decision.precision, decision.threads, attention, workers, round(decision.seconds, 3))
+    config = _fit_micro_batch(config, text_tokens, decision, free_bytes, notes)
     forecast = _forecast(config, Workload.of(config, text_tokens), decision, data, workers, cache)
     return TrainPlan(config, data, schedule, placement, forecast, tuple(notes))
 
@@ -272,7 +278,7 @@ def _forecast(
     config: TrainConfig, workload: Workload, decision: Decision, data: DataPlan, workers: Choice, cache: "_Cache"
 ) -> Forecast:
     step_s = decision.cost_model.step_s(decision.setting, workload)
-    split, need = decision.cost_model.memory(decision.setting, workload)
+    split, need = decision.cost_model.memory(decision.setting, workload, config.runtime.attention)
     if cache.kind == "ram" and not decision.device.is_accelerator:
         split, need = replace(split, pictures_bytes=cache.need_bytes), need.shifted(cache.need_bytes)
     decode_s = decode_seconds(data.train, data.kept_side_px)
@@ -335,6 +341,16 @@ def _fit_batch(config: TrainConfig, pairs: int, notes: list[str]) -> TrainConfig
     return replace(config, train=replace(config.train, batch_size=pairs))
 
 
+def _fit_attention(workload: Workload, decision: Decision, free_bytes: int) -> Choice:
+    """Plain attention keeps its scores: where they do not fit, fused, however slow."""
+    if decision.attention.value == "fused" or decision.attention.reason == AS_ASKED:
+        return decision.attention
+    _, need = decision.cost_model.memory(decision.setting, workload, "plain")
+    if with_margin(need.value) <= free_bytes:
+        return decision.attention
+    return Choice("fused", "the scores of plain attention do not fit in memory")
+
+
 def _fit_micro_batch(
     config: TrainConfig, text_tokens: int, decision: Decision, free_bytes: int, notes: list[str]
 ) -> TrainConfig:
@@ -342,7 +358,9 @@ def _fit_micro_batch(
     batch_size, asked = config.train.batch_size, config.train.micro_batch
     if asked is None:
         workload = Workload.of(config, text_tokens)
-        fitting = decision.cost_model.fitting_micro_batch(decision.setting, workload, free_bytes)
+        fitting = decision.cost_model.fitting_micro_batch(
+            decision.setting, workload, free_bytes, config.runtime.attention
+        )
         micro_batch = fitting or batch_size  # what does not fit at all is said later, with what would
         if micro_batch < batch_size:
             words = f"a batch of {batch_size} does not fit in memory at once: it is computed in micro-batches of"

@@ -73,6 +73,7 @@ def fresh_state(config: TrainConfig, device: Device, precision: str, threads: in
     torch.manual_seed(config.train.seed)
     model = Clip(config.model, loss=config.train.loss).place(device.image, device.text)
     model.image.recompute = model.text.recompute = config.runtime.recompute
+    model.use_attention(config.runtime.attention)
     if config.runtime.compile:
         compile_blocks(model)
     return TrainState(

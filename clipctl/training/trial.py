@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 import torch
@@ -14,14 +14,17 @@ from clipctl.errors import DeviceError
 from clipctl.hardware.devices import DTYPES, Device, is_out_of_memory, open_device
 from clipctl.hardware.memory import peak_rss_bytes
 from clipctl.hardware.processes import Helpers
-from clipctl.hardware.profile import Rates, StepSample, now_s
+from clipctl.hardware.profile import AttentionTimes, Rates, StepSample, load_profile, now_s, update_profile
 from clipctl.hardware.timing import MIN_SAMPLES, Stopwatch, Timing, time_in_turns
-from clipctl.model.workload import Setting, Workload
+from clipctl.model.forecast import CostModel
+from clipctl.model.towers import attend
+from clipctl.model.workload import AttentionShape, Setting, Workload
 from clipctl.training.state import LossScale, TrainState, fresh_state
 from clipctl.training.step import train_step
 
 _TRIAL_LR = 1e-5
 _PROBE_SIDES, _PROBE_CALLS = (64, 256, 512), 12
+_WAYS, _ATTENTION_LIMIT_S = ("fused", "plain"), 0.02
 _PROBE_LIMIT_S = 0.008  # of one product, or the next size is left out: where a precision is emulated it takes seconds
 
 
@@ -55,6 +58,7 @@ class Trial:
         self._devices = {label: open_device(label) for label in {setting.device for setting in task.settings}}
         threads = task.settings[0].threads
         self._states = {name: fresh_state(config, device, "fp32", threads) for name, device in self._devices.items()}
+        self._attention = {setting: attention_for(setting, task.workload) for setting in task.settings}
         batch = trial_batch(task.workload)
         self._watches = {
             setting: Stopwatch(_stepper(self._states[setting.device], batch), self._devices[setting.device].synchronize)
@@ -68,6 +72,7 @@ class Trial:
 
     def _prepare(self, setting: Setting) -> None:
         state = self._states[setting.device]
+        state.model.use_attention(self._attention[setting])
         torch.set_num_threads(setting.threads)
         state.precision = setting.precision
         state.loss_scale = LossScale(state.device.image) if setting.precision == "fp16" else None
@@ -174,3 +179,46 @@ def probe_rates(device: Device, precision: str, threads: int) -> Rates:
             if fastest_s > _PROBE_LIMIT_S and precision != "fp32":
                 break
     return Rates(device.label, precision, threads, round(gflops, 3))
+
+
+def attention_for(setting: Setting, workload: Workload) -> str:
+    """`plain` or `fused`: whichever is faster, as known from before or measured now."""
+    model = CostModel(load_profile())
+    faster = model.faster_attention(setting, workload)
+    if faster is None and workload.attention_shapes:
+        times = time_attention(setting, workload)
+        update_profile(lambda kept: kept.with_attention(times))
+        faster = CostModel(model.profile.with_attention(times)).faster_attention(setting, workload)
+    return faster[0] if faster else "fused"
+
+
+def time_attention(setting: Setting, workload: Workload) -> list[AttentionTimes]:
+    """Both ways for every shape of a workload, taking turns; none where a device knows only one of them."""
+    torch.set_num_threads(setting.threads)
+    device, times = open_device(setting.device), []
+    for shape in workload.attention_shapes:
+        place = device.text if shape.causal else device.image
+        runs = {way: _attention_run(place, setting.precision, shape.sample, fused=way == "fused") for way in _WAYS}
+        try:
+            watches = {way: Stopwatch(run, device.synchronize) for way, run in runs.items()}
+            taken = time_in_turns(watches, limit_s=_ATTENTION_LIMIT_S)
+        except RuntimeError:
+            return []
+        seconds = {f"{way}_s": taken[way].min_s for way in _WAYS}
+        times.append(
+            AttentionTimes(setting.device, setting.precision, setting.threads, asdict(shape.sample), **seconds)
+        )
+    return times
+
+
+def _attention_run(place: torch.device, precision: str, shape: AttentionShape, *, fused: bool) -> Callable[[], object]:
+    """Forward and backward, from queries, keys and values as a block has them: views of one tensor."""
+    qkv = torch.randn(shape.pairs, shape.tokens, 3, shape.heads, shape.head_width)
+    qkv = qkv.to(place, DTYPES[precision]).requires_grad_()
+
+    def run() -> object:
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        mixed = attend(q, k, v, fused=fused, causal=shape.causal).transpose(1, 2)
+        return torch.autograd.grad(mixed, qkv, torch.ones_like(mixed))
+
+    return run

@@ -32,6 +32,11 @@ def plan_table(plan: "TrainPlan") -> Table:
         **({"choices": "\n".join(plan.alternatives)} if plan.alternatives else {}),
         "device": f"{placement.device.kind} ({placement.device.name}) – {placement.device.reason}",
         "precision": f"{placement.precision.value} – {placement.precision.reason}",
+        **(
+            {"attention": f"{placement.attention.value} – {placement.attention.reason}"}
+            if plan.forecast.workload.attention_shapes
+            else {}
+        ),
         "threads": f"{placement.threads.value} – {placement.threads.reason}",
         "workers": f"{placement.workers.value} – {placement.workers.reason}",
         **({} if data.train.is_drawn else {"cache": f"{data.cache.value} – {data.cache.reason}"}),
