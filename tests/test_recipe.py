@@ -4,10 +4,12 @@ import csv
 import json
 import math
 import re
+import shutil
 import time
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image, ImageDraw
 
 from clipctl.config.layers import Layer, resolve
@@ -19,11 +21,12 @@ from clipctl.model.forecast import CostModel, Estimate
 from clipctl.runs import metrics
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import recipe
+from clipctl.training.deadline import LEAVING_S, Deadline
 from clipctl.training.pace import Pace, measure_pace
 from clipctl.training.recipe import ENOUGH_PASSES, RUNGS, data_settings
 from clipctl.training.session import prepare, resume_run
 from tests.conftest import MICRO
-from tests.test_training import rows
+from tests.test_training import rows, weights
 
 THINGS = ("square", "circle", "cross", "bar", "corner", "triangle")
 
@@ -262,12 +265,6 @@ def test_only_evaluated_checkpoints_have_a_score(trained):
 
 def test_it_resumes_to_the_same_bits(shapes, trained, tmp_path):
     """Words, views, convolutions and the picture term, killed in the middle of an epoch."""
-    import shutil
-
-    import torch
-
-    from tests.test_training import weights
-
     run, _ = trained
     asked = layer(**shapes, **{"train.epochs": 12, "train.eval_every": 5, "save.every": "1s", "save.keep_last": 99})
     session = prepare(asked, tmp_path).checked().opened()
@@ -280,6 +277,55 @@ def test_it_resumes_to_the_same_bits(shapes, trained, tmp_path):
     assert again.step == 18
     again.train()
     assert all(torch.equal(tensor, weights(session.run)[name]) for name, tensor in weights(run).items())
+
+
+class Clock:
+    """A second for each time that somebody looks."""
+
+    def __init__(self):
+        self.now_s = 100.0
+
+    def __call__(self):
+        self.now_s += 1.0
+        return self.now_s
+
+
+def test_the_number_of_steps_follows_the_pace():
+    clock = Clock()
+    deadline = Deadline(ends_s=101.0 + 50.0 + LEAVING_S, clock=clock)  # 50 s from now on
+    assert deadline.corrected_steps(9, 100) is None  # too early
+    clock.now_s = 110.0
+    assert deadline.corrected_steps(13, 100) == 65  # 13 steps took 10 s
+    assert deadline.corrected_steps(14, 65) is None  # not again before a quarter
+    clock.now_s = 126.0 - 1
+    assert deadline.corrected_steps(33, 65) is None  # within 2 %
+    clock.now_s = 149.0
+    assert deadline.corrected_steps(60, 65) == 61  # late: one more step, to end with an evaluation
+    assert deadline.corrected_steps(64, 65) is None
+
+
+def test_a_run_with_a_time_limit_is_corrected_and_resumes_to_the_same_bits(shapes, tmp_path, monkeypatch):
+    """As if steps took twice as long as they did when they were timed."""
+    monkeypatch.setattr(recipe, "measure_pace", lambda *_: Pace(0.01, 1e-5))
+    asked = layer(**shapes, **{"train.time": "8s", "save.every": "1e", "save.keep_last": 99})
+    session = prepare(asked, tmp_path)
+    planned = session.plan.schedule.total_steps
+    looks = iter([None, None, planned // 2])
+    monkeypatch.setattr(Deadline, "corrected_steps", lambda *_: next(looks, None))
+    session = session.checked().opened()
+    assert session.run is not None
+    summary = session.train()
+    assert summary.steps == planned // 2
+    (event,) = rows(session.run, "event")
+    assert event["message"] == f"{planned // 2} steps instead of {planned}, to end in time"
+    expected = weights(session.run)
+    for checkpoint in CheckpointStore(session.run).all():
+        if checkpoint.step > event["step"]:
+            shutil.rmtree(checkpoint.path)
+    again = resume_run(session.run)
+    assert again.step == event["step"] and again.plan.schedule.total_steps == planned // 2
+    again.train()
+    assert all(torch.equal(tensor, weights(session.run)[name]) for name, tensor in expected.items())
 
 
 def test_a_run_that_was_begun_takes_no_other_time(trained):

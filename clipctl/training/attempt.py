@@ -17,6 +17,7 @@ from clipctl.runs.rundir import RunDir, State
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
 from clipctl.training.course import Course
+from clipctl.training.deadline import Deadline
 from clipctl.training.evaluate import Evaluator
 from clipctl.training.journal import RunJournal, Watcher
 from clipctl.training.loop import Training
@@ -136,6 +137,8 @@ def attempt_run(
         saver=Saver(run, plan, journal, [*beginnings, (attempt, state.step)], saved),
         journal=journal,
         stop=stop,
+        # A run that is resumed keeps the number of steps that it has.
+        deadline=Deadline(plan.deadline_s) if plan.deadline_s and checkpoint is None else None,
     )
     started = time.monotonic()
     loop.carry_out(training, attempt)

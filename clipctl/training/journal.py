@@ -87,6 +87,9 @@ class Journal:
     def out_of_memory(self, step: int, micro_batch: int | None) -> None:
         """A step did not fit and was made in smaller parts."""
 
+    def length(self, plan: TrainPlan, step: int) -> None:
+        """From this step on, the run is to be shorter or longer."""
+
     def end(self, outcome: State, step: int) -> None:
         """The run has ended, however it did."""
 
@@ -181,6 +184,13 @@ class RunJournal(Journal):
         for message in messages:
             row = {"step": step, "event": "bad_picture", "message": message, "counts": course.bad_counts}
             self._writer.write(metrics.EVENT, row)
+
+    def length(self, plan: TrainPlan, step: int) -> None:
+        before, now = self._plan.schedule.total_steps, plan.schedule.total_steps
+        self._plan = plan
+        message = f"{now} steps instead of {before}, to end in time"
+        self._writer.write(metrics.EVENT, {"step": step, "event": "length", "message": message})
+        self._run.write_config(layers.to_yaml(plan.config))
 
     def end(self, outcome: State, step: int) -> None:
         self._step = step

@@ -11,6 +11,7 @@ from clipctl.data.loader import TrainLoader
 from clipctl.errors import ExitCode, Stopped
 from clipctl.runs.rundir import RunDir, State
 from clipctl.training.course import Course, StepWindow
+from clipctl.training.deadline import Deadline
 from clipctl.training.evaluate import Evaluator
 from clipctl.training.journal import Journal
 from clipctl.training.meter import StepMeter
@@ -24,7 +25,8 @@ from clipctl.training.stopping import StopRequested, StopSwitch
 
 @dataclass
 class Training:
-    """One attempt at a run. Only `state`, `course` and `window` change, besides what the parts keep to themselves."""
+    """One attempt at a run. Only `state`, `course` and `window` change, besides what the parts keep to themselves, and
+    the plan's length if there is a deadline."""
 
     plan: TrainPlan
     run: RunDir
@@ -36,6 +38,7 @@ class Training:
     saver: Saver
     journal: Journal
     stop: StopSwitch
+    deadline: Deadline | None = None
     window: StepWindow = field(default_factory=StepWindow)  # all steps of this attempt
 
 
@@ -71,9 +74,11 @@ def carry_out(training: Training, attempt: int) -> None:
 
 
 def run_epochs(training: Training) -> None:
-    schedule, patience = training.plan.schedule, training.plan.config.train.patience
-    while training.course.evaluated_epochs < schedule.epochs and not training.course.is_out_of_patience(patience):
-        epoch = training.course.evaluated_epochs + 1
+    patience = training.plan.config.train.patience
+    while not training.course.is_out_of_patience(patience):
+        schedule, epoch = training.plan.schedule, training.course.evaluated_epochs + 1
+        if epoch > schedule.epochs:
+            break
         train_epoch(training, epoch)
         training.stop.check()
         if schedule.is_evaluated(epoch):
@@ -81,6 +86,17 @@ def run_epochs(training: Training) -> None:
         else:
             training.course = training.course.passed(epoch)
         training.saver.after_epoch(training.state, training.course)
+        keep_to_time(training)
+
+
+def keep_to_time(training: Training) -> None:
+    """Change the number of steps if the run would end too late or too early."""
+    step, total_steps = training.state.step, training.plan.schedule.total_steps
+    steps = training.deadline.corrected_steps(step, total_steps) if training.deadline and step < total_steps else None
+    if steps is not None:
+        training.plan = training.plan.with_steps(steps)
+        training.journal.length(training.plan, step)
+        training.saver.follow(training.plan, training.state, training.course)
 
 
 def train_epoch(training: Training, epoch: int) -> None:

@@ -141,6 +141,7 @@ class TrainPlan:
     notes: tuple[str, ...]  # what differs from what was asked, and why
     recipe: tuple[str, ...] = ()  # what was decided from the data and the time, and why
     alternatives: tuple[str, ...] = ()  # models that were not chosen, or were, and what they would get
+    deadline_s: float | None = None  # by time.monotonic(), if the run has a time limit
 
     @property
     def seconds(self) -> Estimate | None:
@@ -161,10 +162,12 @@ class TrainPlan:
         """A checkpoint, written and synced."""
         return SAVE_S + self.forecast.checkpoint_bytes / SAVE_BYTES_PER_S
 
-    def with_length(self, config: TrainConfig, step_s: Estimate) -> "TrainPlan":
-        """The same plan with another number of steps, at a speed that was measured."""
-        schedule = _schedule(config, len(self.data.train))
-        return replace(self, config=config, schedule=schedule, forecast=replace(self.forecast, step_s=step_s))
+    def with_steps(self, steps: int, eval_every: int | None = None) -> "TrainPlan":
+        """The same plan with another number of steps."""
+        epochs = math.ceil(steps / self.schedule.steps_per_epoch)
+        loop = replace(self.config.train, steps=steps, epochs=epochs)
+        config = replace(self.config, train=replace(loop, eval_every=eval_every or loop.eval_every))
+        return replace(self, config=config, schedule=_schedule(config, len(self.data.train)))
 
     def disk_problem(self, free_bytes: int, copies: int) -> SaveError | None:
         """Why so many checkpoints do not fit on the disk, if they do not: a new one must fit beside an old one."""

@@ -116,7 +116,7 @@ def plan_by_recipe(asked: Sequence[Layer], tell: Tell = silent, spent_s: float =
 class _Planner:
     def __init__(self, asked: Sequence[Layer], tell: Tell, spent_s: float) -> None:
         self.asked, self.tell = asked, tell
-        self.started = time.perf_counter() - spent_s
+        self.started_s = time.monotonic() - spent_s
         self.config = layers.resolve(asked)
         keys = {key for layer in asked for key in layer.values}
         lengths = sorted(keys & {"train.epochs", "train.steps"})
@@ -196,7 +196,7 @@ class _Planner:
         assert self.time_s is not None
         pictures = len(plan.data.train) + len(plan.data.val)
         once_s = START_S + pictures * (pace.first_picture_s + THUMBNAIL_S)
-        return (self.time_s - (time.perf_counter() - self.started) - once_s) / IN_A_RUN
+        return (self.time_s - (time.monotonic() - self.started_s) - once_s) / IN_A_RUN
 
     def _timed(self, plan: TrainPlan, pace: Pace) -> TrainPlan:
         """The plan with as many steps as fit, and evaluations that take no more than their share."""
@@ -207,8 +207,8 @@ class _Planner:
             epochs = max(1, math.ceil(steps / schedule.steps_per_epoch))
             eval_every = self._eval_every(epochs)
             steps = int((left_s - math.ceil(epochs / eval_every) * evaluation_s) / pace.step_s)
+        assert self.time_s is not None
         if steps < LEAST_STEPS:
-            assert self.time_s is not None
             least_s = math.ceil(1.1 * (self.time_s - left_s + evaluation_s + LEAST_STEPS * pace.step_s))
             raise ConfigError(
                 f"--time {self.config.train.time} is too short: starting, {LEAST_STEPS} steps and an evaluation take "
@@ -216,8 +216,9 @@ class _Planner:
                 f"the least is --time {least_s}s",
             )
         epochs = math.ceil(steps / schedule.steps_per_epoch)
-        loop = replace(plan.config.train, steps=steps, epochs=epochs, eval_every=self._eval_every(epochs))
-        return plan.with_length(replace(plan.config, train=loop), Estimate.around(pace.step_s, 0.1, "measured"))
+        plan = plan.with_steps(steps, self._eval_every(epochs))
+        forecast = replace(plan.forecast, step_s=Estimate.around(pace.step_s, 0.1, "measured"))
+        return replace(plan, forecast=forecast, deadline_s=self.started_s + self.time_s)
 
     # --- both -------------------------------------------------------------------------------------------------------
 

@@ -77,6 +77,11 @@ class Saver:
         except SaveError as error:
             self._journal.save_failed(state.step, str(error))
 
+    def follow(self, plan: TrainPlan, state: TrainState, course: Course) -> None:
+        """The run's length has changed: save at once, so that a resumed run has the same."""
+        self._plan = plan
+        self.try_to_save(state, course)
+
     def save_unless_saved(self, state: TrainState, course: Course) -> None:
         if self._saved != (state.step, course.evaluated_epochs):
             self.save(state, course)
