@@ -218,9 +218,11 @@ def test_slowdown_with_its_likely_reason(story, own, reason):
 
 def test_memory_pressure_and_swap(tmp_path):
     pressed = Story(tmp_path / "a").tell(system=lambda step: {"available_bytes": GIB // 40}).alerts()
-    assert names(pressed) == {"memory_pressure"}
+    assert names(pressed) == {"memory_pressure"} and pressed["memory_pressure"].todo == "close other programs"
     swapping = Story(tmp_path / "b").tell(system=lambda step: {"swap_used_bytes": GIB + step * 2**20}).alerts()
     assert names(swapping) == {"swap_growing"}
+    in_parts = Story(tmp_path / "c").tell(system=lambda step: {"available_bytes": 50 << 20})
+    assert "--resume a1f3 --micro-batch 6" in in_parts.alerts(micro_batch=12, handle="a1f3")["memory_pressure"].todo
 
 
 def test_a_disk_with_room_for_less_than_two(story):

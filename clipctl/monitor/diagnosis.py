@@ -49,6 +49,7 @@ class RunFacts:
     loss_floor: float = 0.0  # the lowest loss that equal captions in a batch allow; 0 where they meet on purpose
     seen_captions: float | None = None  # share of the held-out captions that occur in training; None: not known
     lr: float = 0.0
+    micro_batch: int = 1  # pairs kept in memory at once
     silence_s: float = 0.0  # time without progress, by the watcher's own clock; 0: making progress
     state: str = "running"
     handle: str = "RUN"  # what to type to refer to it
@@ -293,7 +294,7 @@ def memory_pressure(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "bad",
             f"only {available / 2**20:.0f} MiB of memory left",
             "the system is about to swap or to kill the training",
-            "close other programs, or resume with a smaller --batch-size (--allow-change)",
+            _less_memory(facts),
         )
     if facts.is_live and swap - swap_before > SWAP_GROWTH_BYTES:
         yield Alert(
@@ -301,8 +302,15 @@ def memory_pressure(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "warn",
             f"{(swap - swap_before) / 2**20:.0f} MiB more swap in use than at the start",
             "there is not enough memory, and swapping to disk is much slower",
-            "close other programs, or resume with a smaller --batch-size (--allow-change)",
+            _less_memory(facts),
         )
+
+
+def _less_memory(facts: RunFacts) -> str:
+    if facts.micro_batch < 2:
+        return "close other programs"
+    half = f"clipctl train --resume {facts.handle} --micro-batch {facts.micro_batch // 2}"
+    return f"close other programs, or stop and continue in less memory with the same result: {half}"
 
 
 def disk_nearly_full(view: RunView, facts: RunFacts) -> Iterator[Alert]:

@@ -98,6 +98,7 @@ class RunWatcher:
             loss_floor=0.0 if config.train.picture_term else loss_floor,
             seen_captions=seen_captions,
             lr=config.optim.lr,
+            micro_batch=config.train.micro_batch or config.train.batch_size,
             silence_s=max(quiet.heartbeat_s, quiet.progress_s, 1.0) if state == "stalled" else 0.0,
             state=state,
             handle=self.run.handle,

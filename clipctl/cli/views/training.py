@@ -21,6 +21,8 @@ def plan_table(plan: "TrainPlan") -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
+    kept_pairs = plan.forecast.workload.kept_pairs
+    in_parts = f" in micro-batches of {kept_pairs}" if kept_pairs < config.train.batch_size else ""
     rows = {
         "model": f"{'by recipe' if plan.alternatives else config.preset}, {plan.forecast.parameters:,} parameters: "
         f"image {image.words}, "
@@ -41,7 +43,7 @@ def plan_table(plan: "TrainPlan") -> Table:
         "workers": f"{placement.workers.value} – {placement.workers.reason}",
         **({} if data.train.is_drawn else {"cache": f"{data.cache.value} – {data.cache.reason}"}),
         "steps": f"{schedule.total_steps:,}: {schedule.epochs:,} epochs of {schedule.steps_per_epoch:,}, "
-        f"batch size {schedule.batch_pairs}, peak learning rate {config.optim.lr:g}",
+        f"batch size {schedule.batch_pairs}{in_parts}, peak learning rate {config.optim.lr:g}",
         "time": time_line(plan),
         "memory": memory_line(plan),
         "checkpoints": f"every {units.save_interval(config.save.every)}, about "
