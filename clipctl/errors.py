@@ -65,6 +65,12 @@ class NewerCheckpointError(CheckpointError):
     """Written by a newer clipctl: not damaged, but not ours to read or delete."""
 
 
+class StoreError(ClipctlError):
+    """An index of embeddings that is damaged, or was made with another model."""
+
+    exit_code = ExitCode.CHECK
+
+
 class SaveError(ClipctlError):
     """A checkpoint could not be saved: the disk is full, or the directory is gone."""
 

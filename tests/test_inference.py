@@ -1,8 +1,6 @@
 """A trained model in Python: loaded from a checkpoint, asked for embeddings."""
 
 import re
-import runpy
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -153,16 +151,6 @@ def test_a_python_program_gets_the_checks_of_the_command_line(tmp_path, monkeypa
     with pytest.raises(SaveError, match="2 checkpoints need"):
         clipctl.train("synthetic:40", {key: value for key, value in MICRO.items() if key != "data.source"})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_the_search_example_finds_pictures(run, tmp_path, picture, monkeypatch, capsys):
-    picture.save(tmp_path / "one.png")
-    Image.new("RGB", (20, 20), "white").save(tmp_path / "two.jpg")
-    script = README.parent / "examples/search.py"
-    monkeypatch.setattr(sys, "argv", [str(script), str(run.path), str(tmp_path), "a big red cat"])
-    runpy.run_path(str(script), run_name="__main__")
-    lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[-1].rpartition("/")[2] for line in lines} == {"one.png", "two.jpg"}
 
 
 def test_a_training_lets_go_of_its_run(tmp_path):

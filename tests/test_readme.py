@@ -2,17 +2,22 @@
 
 import re
 import shlex
+import shutil
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import clipctl
 from clipctl.bench.results import BenchResult
 from clipctl.cli.app import app
 from clipctl.cli.talk import NEXT_COMMANDS, NEXT_WITH_OWN_DATA
 from clipctl.config.layers import LEAVES, Layer, load_yaml, resolve
 from clipctl.config.presets import PRESETS
+from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.hardware.profile import Machine
+from clipctl.inference.gallery import open_gallery
+from clipctl.inference.refresh import refresh
 from clipctl.model import cost
 from clipctl.runs.rundir import RunDir
 from clipctl.training.plan import make_plan
@@ -25,7 +30,8 @@ def commands() -> list[str]:
     """Every line of the documents that a reader could type, and what a finished training suggests."""
     texts = [path.read_text(encoding="utf-8") for path in [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]]
     found = [line for text in texts for line in re.findall(r"^    (?:\$ )?(?:\S*/)?(clipctl .*)$", text, re.MULTILINE)]
-    return found + [command.format(data="synthetic") for _, command in (*NEXT_COMMANDS, *NEXT_WITH_OWN_DATA)]
+    own = [command.format(data="test.csv", place="test.csv", run="a1f3") for _, command in NEXT_WITH_OWN_DATA]
+    return found + own + [command for _, command in NEXT_COMMANDS]
 
 
 ONE_LOOK = {"--once", "--json", "--svg"}
@@ -39,12 +45,30 @@ def runs(tmp_path_factory):
     train(make_plan(resolve([Layer("test", MICRO)])), run)
     run.write_status("stopped", attempt=1, step=6, total_steps=6)
     run.release()
+    shutil.copytree(run.path, root / "20261116-090000-tiny-b2e4", ignore=shutil.ignore_patterns("run.lock"))
     return root
 
 
+@pytest.fixture(scope="module")
+def place(runs, tmp_path_factory):
+    """What docs/use.md assumes: pictures, captions and an index."""
+    place = tmp_path_factory.mktemp("place")
+    (place / "photos").mkdir()
+    source = SyntheticSource(24, seed=0, validation=True)
+    for number in range(24):
+        source.square(number, 32).save(place / "photos" / f"{number}.jpg")
+    source.square(0, 32).save(place / "holiday.jpg")
+    rows = "".join(f"photos/{number}.jpg,{source.captions(number)[0]!r}\n" for number in range(24))
+    (place / "test.csv").write_text(f"filepath,caption\n{rows}")
+    model = clipctl.load("a1f3", runs_dir=runs)
+    refresh(place / "photos.index", model, open_gallery([str(place / "photos")]), ["photos"])
+    return place
+
+
 @pytest.mark.parametrize("command", sorted(set(commands())))
-def test_documented_commands_are_accepted(command, monkeypatch, runs, tmp_path):
-    monkeypatch.chdir(tmp_path if "--svg" in command else ROOT)
+def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp_path):
+    is_use = command.split()[1] in ("search", "embed", "classify", "eval", "browse") or "test.csv" in command
+    monkeypatch.chdir(place if is_use else tmp_path if "--svg" in command else ROOT)
     monkeypatch.setenv("CLIPCTL_RUNS", str(runs))
     arguments = shlex.split(command.split(" > ")[0], comments=True)[1:]
     monkeypatch.setenv("COLUMNS", "120")
@@ -52,6 +76,9 @@ def test_documented_commands_are_accepted(command, monkeypatch, runs, tmp_path):
     if arguments[0] == "bench":
         # Minutes of measuring are left out, what was typed is checked.
         monkeypatch.setattr("clipctl.bench.measure.bench", lambda request, tell: BenchResult(Machine.here(), []))
+    if arguments[0] == "browse":
+        monkeypatch.setattr("clipctl.report.browse.Server.serve_forever", lambda server: None)
+        monkeypatch.setattr("webbrowser.open", lambda address: True)
     if "--measure" in arguments:
         monkeypatch.setattr("clipctl.bench.steps.measure_workload", lambda *_: None)
     done = CliRunner().invoke(app, [*arguments, *extra.get(arguments[0], [])])

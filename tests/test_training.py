@@ -29,7 +29,7 @@ from clipctl.runs.store import CheckpointStore
 from clipctl.training import attempt, loop
 from clipctl.training import evaluate as evaluate_module
 from clipctl.training.course import Course
-from clipctl.training.evaluate import Evaluation, Evaluator, negative_bands
+from clipctl.training.evaluate import Evaluation, Evaluator, find_ranks, negative_bands
 from clipctl.training.journal import Journal, Nobody
 from clipctl.training.loop import Training
 from clipctl.training.meter import StepMeter
@@ -481,9 +481,8 @@ def test_recall_with_several_captions_by_hand():
     """Picture 0 has captions 0 and 2, picture 1 caption 1; one right caption among the first is enough."""
     matches = Matches([0, 1, 0], ["a", "b", "c"], np.arange(2, dtype=np.uint64))
     assert matches.rows(np.arange(2)).tolist() == [[True, False, True], [False, True, False]]
-    evaluator = Evaluator(HeldOut([], [], ["a", "b", "c"], matches, ()))
     similarity = torch.tensor([[0.1, 0.5, 0.9], [0.6, 0.4, 0.3]])
-    i2t, t2i = evaluator._ranks(similarity, torch.eye(3))
+    i2t, t2i = find_ranks(similarity, torch.eye(3), matches)
     assert (i2t.tolist(), t2i.tolist()) == ([0, 1], [1, 1, 0])
 
 
@@ -495,10 +494,9 @@ def test_blocks_of_any_size_rank_alike(monkeypatch):
     owners = [*range(pictures), *rng.integers(0, pictures, captions - pictures)]
     texts = [f"caption {number % 70}" for number in range(captions)]
     matches = Matches(owners, texts, rng.integers(0, 30, pictures).astype(np.uint64))
-    evaluator = Evaluator(HeldOut([], [], texts, matches, ()))
-    whole = evaluator._ranks(image, text)
+    whole = find_ranks(image, text, matches)
     monkeypatch.setattr(evaluate_module, "BLOCK_ELEMENTS", 7 * captions)
-    assert all(torch.equal(one, other) for one, other in zip(whole, evaluator._ranks(image, text), strict=True))
+    assert all(torch.equal(one, other) for one, other in zip(whole, find_ranks(image, text, matches), strict=True))
     # Against the whole matrix, counted by hand.
     similarity, right = image @ text.T, torch.from_numpy(matches.rows(np.arange(pictures)))
     for ranks, scores, marks in ((whole[0], similarity, right), (whole[1], similarity.T, right.T)):

@@ -8,7 +8,21 @@ import typer
 from typer.core import TyperGroup
 
 import clipctl
-from clipctl.cli.commands import bench, checkpoint, completion, data, doctor, monitor, recommend_device, train
+from clipctl.cli.commands import (
+    bench,
+    browse,
+    checkpoint,
+    classify,
+    completion,
+    data,
+    doctor,
+    embed,
+    evaluate,
+    monitor,
+    recommend_device,
+    search,
+    train,
+)
 from clipctl.cli.output import plain, prose
 from clipctl.cli.startup import LightCommand, SpreadCommand, already_false
 from clipctl.errors import ClipctlError, ExitCode
@@ -67,6 +81,11 @@ app.add_typer(checkpoints, name="checkpoint")
 datasets = typer.Typer(cls=Commands, help="Look at pictures and captions before training.", no_args_is_help=True)
 datasets.command("inspect", cls=LightCommand)(data.inspect)
 app.add_typer(datasets, name="data")
+app.command("classify", cls=LightCommand)(classify.classify)
+app.command("eval", cls=LightCommand)(evaluate.evaluate)
+app.command("embed", cls=LightCommand)(embed.embed)
+app.command("search", cls=LightCommand)(search.search)
+app.command("browse", cls=LightCommand)(browse.browse)
 app.command("bench", cls=SpreadCommand)(bench.bench)
 app.command("doctor", cls=LightCommand)(doctor.doctor)
 app.command("recommend-device", cls=SpreadCommand)(recommend_device.recommend_device)

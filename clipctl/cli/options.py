@@ -98,6 +98,10 @@ TRAIN_FLAGS = (
 )
 
 
+# How data are read, without a split.
+READING_FLAGS = DATA_FLAGS[:5]
+
+
 def takes(*flags: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Give a command these flags, --config and --set. They reach it as its first argument: layers of settings, those
     of the file first, over them the flags (or their environment variables), over them --set."""
@@ -114,9 +118,10 @@ def takes(*flags: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
             layers += [Layer(flag.flag, {flag.key: value}) for flag, value in given if value not in (None, False)]
             command([*layers, parse_assignments(assignments or [])], **values)
 
-        data, *own = list(inspect.signature(command).parameters.values())[1:]  # without the layers
+        own = list(inspect.signature(command).parameters.values())[1:]  # without the layers
+        after = 1 + [one.name for one in own].index("data")  # arguments come first
         shared = [_parameter("config", Config, None), _parameter("set", Set, None)]
-        signature = [data, *(flag.parameter for flag in flags), *shared, *own]
+        signature = [*own[:after], *(flag.parameter for flag in flags), *shared, *own[after:]]
         run.__name__, run.__doc__ = command.__name__, command.__doc__
         run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]
             [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in signature]
@@ -140,6 +145,9 @@ def _argument(metavar: str, help: str) -> Any:
 _PLACES = "A table, JSON, directory or tar shards; several are joined."
 Data = Annotated[list[str] | None, _argument("DATA", f"{_PLACES} Default: synthetic, built-in pictures.")]
 DataToInspect = Annotated[list[str], _argument("DATA", f"{_PLACES} Or synthetic, the built-in pictures.")]
+DataToJudgeBy = Annotated[list[str] | None, _argument("[DATA]", f"{_PLACES} Default: what the run held out.")]
+Against = Annotated[list[str] | None, _option("--against", "Compare with this model. Repeatable.", None, "MODEL")]
+Classes = Annotated[str | None, _option("--classes", "Zero-shot classes, separated by commas.", None, "A,B,C")]
 DeepLook = Annotated[bool, _switch("--deep", "Decode every picture, on all cores.")]
 Sheet = Annotated[Path | None, _option("--sheet", "Write a contact sheet: PNG or JPEG.", None, "FILE")]
 Config = Annotated[Path | None, _option("--config", "YAML file with settings.", _MODEL, "FILE", "CLIPCTL_CONFIG")]
@@ -183,6 +191,27 @@ Deep = Annotated[bool, _switch("--deep", "Also look for NaN and infinities in ev
 Yes = Annotated[bool, _switch("--yes", "Really delete; without it, list what would go.")]
 KeepLastOf = Annotated[int, typer.Option("--keep-last", metavar="N", min=1, help="Newest checkpoints to keep.")]
 KeepBestOf = Annotated[int, typer.Option("--keep-best", metavar="N", min=1, help="Best checkpoints to keep.")]
+
+Model = Annotated[str, _argument("MODEL", "RUN (its best), RUN@last, RUN@STEP, or a checkpoint's directory.")]
+ModelOf = Annotated[str | None, _option("--model", "To search a folder that has no index yet.", None, "MODEL")]
+Places = Annotated[list[str], _argument("PATH...", "Folders (with all below), pictures, tables, JSON or tar shards.")]
+IndexOut = Annotated[Path, _option("-o", "Directory of the index, new or to be refreshed.", None, "INDEX")]
+Index = Annotated[Path, _argument("INDEX", "What clipctl embed made; or, with --model, a folder of pictures.")]
+Queries = Annotated[list[str], _argument("QUERY...", "Words, or a picture file.")]
+Minus = Annotated[list[str] | None, _option("--minus", "What it should not be like. Repeatable.", None, "QUERY")]
+Top = Annotated[int, typer.Option("--top", metavar="N", min=1, max=100_000, help="Pictures for each query.")]
+Threshold = Annotated[float | None, _option("--threshold", "Lowest score to show.", None, "SCORE")]
+Dtype = Annotated[str, typer.Option("--dtype", metavar="NAME", help="float16 or float32.")]
+DeviceOf = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, mps or cuda:N.")]
+Labels = Annotated[str | None, _option("--labels", "Separated by commas.", None, "A,B,C")]
+LabelsFile = Annotated[Path | None, _option("--labels-file", "One label per line.", None, "FILE")]
+Templates = Annotated[
+    list[str] | None, _option("--template", "Caption of a label, such as 'a photo of a {}'. Repeatable.", None, "TEXT")
+]
+TopLabels = Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Labels for each picture.")]
+Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Default: any that is free.")]
+NoOpen = Annotated[bool, _switch("--no-open", "Print the address, open no browser.")]
+Csv = Annotated[bool, _switch("--csv", "Print a table with commas.")]
 
 _MEASURE = "What to measure"
 _OUTPUT = "Output"

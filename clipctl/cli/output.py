@@ -14,6 +14,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from clipctl.progress import Count, Tell
+
 
 class PlainConsole(Console):
     def on_broken_pipe(self) -> None:
@@ -52,6 +54,29 @@ def saying(what: str) -> "Iterator[Callable[[str], None]]":
             console.print(plain(words), soft_wrap=True)
 
     yield say
+
+
+@contextmanager
+def counting(doing: str, at_first: str = "") -> "Iterator[tuple[Tell, Count]]":
+    """What takes long, and how far it is: a bar with rate and time left, or a line now and then."""
+    console = prose()
+    if not console.is_terminal:
+        with saying("") as tell:
+            yield tell, lambda done, total: tell(f"{doing} {done:,} of {total:,} pictures")
+        return
+    from rich.markup import escape
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(bar_width=None), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(at_first or doing, total=None)
+        started = time.monotonic()
+
+        def count(done: int, total: int) -> None:
+            rate = done / max(time.monotonic() - started, 1e-3)
+            bar.update(task, description=f"{doing}, {rate:,.0f}/s", completed=done, total=total)
+
+        yield lambda words: bar.update(task, description=escape(words)), count
 
 
 def print_json(command: str, document: dict[str, Any]) -> None:

@@ -22,7 +22,8 @@ NEXT_COMMANDS = (
     ("your own pictures: how they would be read", "clipctl data inspect --help"),
 )
 NEXT_WITH_OWN_DATA = (
-    ("the whole run on one screen", "clipctl monitor --once"),
+    ("find pictures by words", "clipctl search {place} 'a red boat' --model {run}"),
+    ("recall with intervals, beside what needs no training", "clipctl eval {run}"),
     ("every picture decoded, duplicates, bad files", "clipctl data inspect {data} --deep"),
     ("a larger model: see the plan first", "clipctl train {data} --preset small --dry-run"),
 )
@@ -64,11 +65,15 @@ def show_summary(session: "Session", summary: "TrainSummary", typed: Sequence[st
     """The result, then what to do next."""
     answer = output.data()
     answer.print(f"\n{training.summary_text(summary)}\n", markup=False, soft_wrap=not answer.is_terminal)
-    is_drawn, data = session.plan.data.train.is_drawn, shlex.join(typed or session.plan.config.data.source)
+    assert session.run is not None
+    run = session.run.handle
+    places = list(typed or session.plan.config.data.source)
+    is_drawn, data, place = session.plan.data.train.is_drawn, shlex.join(places), shlex.quote(places[0])
     for purpose, command in NEXT_COMMANDS if is_drawn else NEXT_WITH_OWN_DATA:
         if data in command.split():  # it was just done
             continue
-        answer.print(f"  {command.format(data=data):<44} # {purpose}", markup=False, soft_wrap=True)
+        words = command.format(data=data, place=place, run=run)
+        answer.print(f"  {words:<44} # {purpose}", markup=False, soft_wrap=True)
 
 
 class TerminalWatcher:

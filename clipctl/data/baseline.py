@@ -9,19 +9,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipctl.data.decoding import Pixels
-from clipctl.data.held_out import HeldOut
+from clipctl.data.held_out import Matches
 from clipctl.data.images import resized
 from clipctl.data.source import Source
 
 SIDE_PX = 16
+BLOCK = 500  # held-out pictures compared at a time
 MOST_PICTURES = 20_000  # training pictures compared with, evenly spaced if there are more
 
 
 def nearest_pixels_recall(
-    held_out: HeldOut, source: Source, pixels_of: Callable[[int], Pixels | None], most: int = MOST_PICTURES
+    matches: Matches,
+    asked: NDArray[np.float32],
+    source: Source,
+    pixels_of: Callable[[int], Pixels | None],
+    most: int = MOST_PICTURES,
 ) -> float | None:
-    """Share of the held-out pictures that get one of their captions; None if none of those occurs in `source`.
-    `pixels_of` gives a training picture, or None if it cannot be used."""
+    """Share of the held-out pictures that get one of their captions; None if none of those occurs in `source`. `asked`
+    are their thumbnails, `pixels_of` gives a training picture, or None if it cannot be used."""
     indices, thumbnails = [], []
     count = min(most, len(source))
     for index in (number * len(source) // count for number in range(count)):
@@ -29,17 +34,15 @@ def nearest_pixels_recall(
         if pixels is not None:
             indices.append(index)
             thumbnails.append(thumbnail(pixels))
-    matches = held_out.matches
     if not any(matches.is_known(caption) for index in indices for caption in source.captions(index)):
         return None
     known = np.stack(thumbnails)
-    right, picture = 0, 0
-    for batch in held_out.batches:
-        asked = np.stack([thumbnail(pixels) for pixels in batch.images.numpy()])
-        for nearest in (asked @ known.T).argmax(axis=1):
-            right += any(matches.is_right(picture, caption) for caption in source.captions(indices[nearest]))
-            picture += 1
-    return right / picture
+    right = 0
+    for start in range(0, len(asked), BLOCK):
+        nearest = (asked[start : start + BLOCK] @ known.T).argmax(axis=1)
+        for picture, index in enumerate(nearest, start):
+            right += any(matches.is_right(picture, caption) for caption in source.captions(indices[index]))
+    return right / len(asked)
 
 
 def thumbnail(pixels: Pixels) -> NDArray[np.float32]:

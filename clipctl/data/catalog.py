@@ -125,6 +125,25 @@ def _read_files(config: DataConfig, tell: Tell) -> Data:
     return Data(train, val, tuple(words), tuple(notes), tuple(missing))
 
 
+def open_held_out(config: DataConfig, tell: Tell = silent) -> Source:
+    """All pictures of `config.source`, to judge a model by; of data with a split of their own, the held-out ones."""
+    if any(is_synthetic(source) for source in config.source):
+        return _read_synthetic(config).val
+    parts = [open_index(source, hints_of(config), tell) for source in config.source]
+    whole = present(IndexedSource.whole(parts, _name(config.source)), [])
+    held_out = own_sides(whole).val
+    return held_out if len(held_out) else whole
+
+
+def class_names(source: Source, template: str) -> list[str] | None:
+    """The class of each picture, if the data are class folders: what the template was filled with."""
+    if not isinstance(source, IndexedSource) or any(part.facts.format != "classes" for part in source.parts):
+        return None
+    before, _, after = template.partition("{}")
+    captions = (source.caption(index, 0) for index in range(len(source)))
+    return [caption.removeprefix(before).removesuffix(after) for caption in captions]
+
+
 def present(source: IndexedSource, missing: list[str]) -> IndexedSource:
     """The source without its missing pictures, whose labels are added to `missing`."""
     if not any(part.facts.missing for part in source.parts):

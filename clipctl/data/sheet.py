@@ -1,7 +1,10 @@
 """A contact sheet: what the model will see, with captions. No torch."""
 
 import os
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from PIL import Image, ImageDraw, ImageFont
 
@@ -20,28 +23,48 @@ _INK, _FAINT, _BAD = (40, 40, 40), (130, 130, 130), (160, 30, 30)
 Font = ImageFont.FreeTypeFont | ImageFont.ImageFont
 
 
-def write_sheet(source: Source, path: Path) -> None:
-    """Evenly spaced pictures of the source, cropped to squares as in an evaluation, each above its first caption and
-    its name."""
+class Cell(NamedTuple):
+    """A picture with words below it."""
+
+    picture: Callable[[int], Image.Image]  # as a square of so many pixels; raises BadPictureError
+    words: str
+    name: str
+
+
+def source_sheet(source: Source, path: Path) -> None:
+    """Evenly spaced pictures of a source, cropped to squares as in an evaluation, each above its first caption and its
+    name."""
+    cells = [
+        Cell(partial(source.square, index), source.captions(index)[0], os.path.basename(source.label(index)))
+        for index in sample_of(source, COLUMNS * ROWS)
+    ]
+    write_sheet(cells, path)
+
+
+def check_sheet(path: Path) -> None:
+    """Raise DataError if no picture can be saved under that name."""
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"cannot write the sheet to {path}: unknown file type", f"use one of {', '.join(SUFFIXES)}")
-    indices = sample_of(source, COLUMNS * ROWS)
+
+
+def write_sheet(cells: Sequence[Cell], path: Path) -> None:
+    check_sheet(path)
     cell_width, cell_height = PICTURE_PX + GAP_PX, PICTURE_PX + (CAPTION_LINES + 2) * LINE_PX
-    rows = -(-len(indices) // COLUMNS)
+    rows = -(-len(cells) // COLUMNS)
     sheet = Image.new("RGB", (COLUMNS * cell_width + GAP_PX, rows * cell_height + GAP_PX), "white")
     draw, font = ImageDraw.Draw(sheet), _font()
-    for number, index in enumerate(indices):
+    for number, cell in enumerate(cells):
         row, column = divmod(number, COLUMNS)
         left, top = GAP_PX + column * cell_width, GAP_PX + row * cell_height
         try:
-            sheet.paste(source.square(index, PICTURE_PX), (left, top))
-            lines, ink = _folded(source.captions(index)[0], font), _INK
+            sheet.paste(cell.picture(PICTURE_PX), (left, top))
+            lines, ink = _folded(cell.words, font), _INK
         except BadPictureError as error:
             draw.rectangle((left, top, left + PICTURE_PX, top + PICTURE_PX), outline=_BAD)
             lines, ink = [str(error)], _BAD
         for line_number, line in enumerate(lines):
             draw.text((left, top + PICTURE_PX + 4 + line_number * LINE_PX), line, ink, font)
-        name = _folded(os.path.basename(source.label(index)), font)[0]
+        name = _folded(cell.name, font)[0]
         draw.text((left, top + PICTURE_PX + 4 + len(lines) * LINE_PX), name, _FAINT, font)
     try:
         sheet.save(path)

@@ -3,13 +3,14 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
 
+from clipctl.config.sections import TrainConfig
 from clipctl.data import tokenizers
 from clipctl.data.bad import BadPictureError
 from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_rgb, to_square
@@ -19,8 +20,8 @@ from clipctl.errors import DataError
 from clipctl.hardware.devices import open_device
 from clipctl.model.encoder import Encoder
 from clipctl.model.weights import load_model
-from clipctl.runs.checkpoint import Checkpoint
-from clipctl.runs.rundir import runs_root
+from clipctl.runs.checkpoint import MODEL, Checkpoint
+from clipctl.runs.rundir import RunDir, runs_root
 from clipctl.runs.store import find_checkpoint
 
 BATCH_SIZE = 64
@@ -30,11 +31,20 @@ Vectors = NDArray[np.float32]  # (N, E), each of length one: a dot product is a 
 T = TypeVar("T")
 
 
+class Identity(NamedTuple):
+    """Which model it is."""
+
+    name: str  # for people: run and step
+    path: str  # where it was loaded from
+    fingerprint: str  # sha256 of its weights
+
+
 class Embedder:
     """A model that is ready to use. The dot product of two embeddings says how well they match."""
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, size_px: int) -> None:
-        self._encoder, self._tokenizer, self.size_px = encoder, tokenizer, size_px
+    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, config: TrainConfig, identity: Identity) -> None:
+        self._encoder, self._tokenizer, self.config, self.identity = encoder, tokenizer, config, identity
+        self.size_px = config.model.image.size_px
 
     @classmethod
     def of(cls, checkpoint: Checkpoint, device: str = "cpu") -> "Embedder":
@@ -42,7 +52,12 @@ class Embedder:
         model, config, tokenizer = load_model(checkpoint)
         place = open_device(device)
         encoder = Encoder(model.place(place.image, place.text), place)
-        return cls(encoder, tokenizers.from_dict(tokenizer), config.model.image.size_px)
+        weights = checkpoint.manifest.files[MODEL].sha256
+        path = checkpoint.path.absolute()
+        run = path.parent.parent
+        name = f"{run.name}@{checkpoint.step}" if RunDir.is_run(run) else path.name
+        identity = Identity(name, str(path), weights)
+        return cls(encoder, tokenizers.from_dict(tokenizer), config, identity)
 
     @property
     def dimensions(self) -> int:
@@ -51,37 +66,41 @@ class Embedder:
     @property
     def scale(self) -> float:
         """1 / temperature: what the model multiplies similarities by before a softmax."""
-        return float(self._encoder.model.log_scale.exp())
+        return float(self._encoder.model.log_scale.detach().exp())
 
     def embed_images(self, pictures: Iterable[Picture], *, batch_size: int = BATCH_SIZE) -> Vectors:
         """(N, E). Each picture is cut to its middle square. Raises DataError for one that cannot be used."""
         if isinstance(pictures, str | Path | Image.Image):
             raise TypeError("embed_images takes several pictures: pass a list")
         batches = _batches((self._pixels(picture) for picture in pictures), batch_size)
-        return self._joined(self._encoder.images(torch.from_numpy(np.stack(batch))) for batch in batches)
+        return self._joined(self.embed_pixels(np.stack(batch)) for batch in batches)
+
+    def embed_pixels(self, pixels: NDArray[np.uint8]) -> Vectors:
+        """(N, E) of pictures that are squares of the model's size already: (N, S, S, 3)."""
+        return self._encoder.images(torch.from_numpy(pixels)).cpu().numpy()
 
     def embed_texts(self, captions: Iterable[str], *, batch_size: int = BATCH_SIZE) -> Vectors:
         """(N, E). Captions longer than the model's context are cut."""
         if isinstance(captions, str):
             raise TypeError("embed_texts takes several captions: pass a list")
         batches = _batches((self._tokenizer.encode(caption) for caption in captions), batch_size)
-        return self._joined(self._encoder.texts(torch.from_numpy(np.stack(batch))) for batch in batches)
+        return self._joined(self._encoder.texts(torch.from_numpy(np.stack(batch))).cpu().numpy() for batch in batches)
 
     def _pixels(self, picture: Picture) -> NDArray[np.uint8]:
         return np.array(to_square(_opened(picture, self.size_px), self.size_px))
 
-    def _joined(self, parts: Iterable[torch.Tensor]) -> Vectors:
-        found = [part.cpu().numpy() for part in parts]
+    def _joined(self, parts: Iterable[Vectors]) -> Vectors:
+        found = list(parts)
         return np.concatenate(found) if found else np.zeros((0, self.dimensions), dtype=np.float32)
 
 
 def load(model: str | Path, *, runs_dir: str | Path | None = None, device: str = "cpu") -> Embedder:
-    """The model that RUN, RUN@best, RUN@last, RUN@STEP or a checkpoint's directory names, ready to embed.
+    """The model that RUN (its best checkpoint), RUN@last, RUN@STEP or a checkpoint's directory names, ready to embed.
 
     >>> model = clipctl.load("a1f3@best")
     >>> model.embed_texts(["a red cat", "two towers"]) @ model.embed_images(["cat.jpg"]).T
     """
-    return Embedder.of(find_checkpoint(runs_root(runs_dir), str(model)), device)
+    return Embedder.of(find_checkpoint(runs_root(runs_dir), str(model), default="best"), device)
 
 
 def _opened(picture: Picture, least_px: int) -> Image.Image:

@@ -254,8 +254,8 @@ def _gross_problems(entry: Entry) -> list[str]:
         return [f"it cannot be read: {error.strerror or error}"]
 
 
-def find_checkpoint(root: Path, text: str) -> Checkpoint:
-    """The checkpoint that RUN@best, RUN@last, RUN@STEP, RUN (its last) or a directory names."""
+def find_checkpoint(root: Path, text: str, default: str = "last") -> Checkpoint:
+    """The checkpoint that RUN@best, RUN@last, RUN@STEP, RUN (its last, or `default`) or a directory names."""
     path = Path(text)
     if DIRECTORY_NAME.fullmatch(path.name) or (path / MANIFEST).exists():
         return read_checkpoint(path)
@@ -263,7 +263,7 @@ def find_checkpoint(root: Path, text: str) -> Checkpoint:
         hint = "name one as RUN@best, RUN@last, RUN@STEP, or by its step-… directory"
         raise RunError(f"{text} is neither a checkpoint nor a run", hint)
     named, which = parse_reference(root, text)
-    return CheckpointStore(RunDir.find(root, named)).named(which or "last")
+    return CheckpointStore(RunDir.find(root, named)).named(which or default)
 
 
 def _sums(directory: Path) -> dict[str, FileSum]:

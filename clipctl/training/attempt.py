@@ -5,8 +5,10 @@ import typing
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
+
 from clipctl.data.bad import check_bad
-from clipctl.data.baseline import MOST_PICTURES, nearest_pixels_recall
+from clipctl.data.baseline import MOST_PICTURES, nearest_pixels_recall, thumbnail
 from clipctl.data.cache import CacheKind, make_room, open_cache
 from clipctl.data.held_out import read_held_out
 from clipctl.data.loader import Collate, CollateWithViews, PairDataset, TrainLoader
@@ -98,7 +100,9 @@ def measure_baseline(plan: TrainPlan, loader: TrainLoader, evaluator: Evaluator)
     if plan.data.train.is_drawn:
         return None  # no held-out combination occurs in training
     most = min(MOST_PICTURES, int(BASELINE_S / max(plan.forecast.decode_s, 1e-6)))
-    return nearest_pixels_recall(evaluator.held_out, plan.data.train, loader.dataset.pixels, most)
+    held_out = evaluator.held_out
+    asked = np.stack([thumbnail(pixels) for batch in held_out.batches for pixels in batch.images.numpy()])
+    return nearest_pixels_recall(held_out.matches, asked, plan.data.train, loader.dataset.pixels, most)
 
 
 def attempt_run(

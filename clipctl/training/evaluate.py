@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clipctl.data.held_out import HeldOut
+from clipctl.data.held_out import HeldOut, Matches
 from clipctl.model.encoder import Encoder
 from clipctl.model.loss import LOSSES, Embeddings
 from clipctl.training.state import TrainState
@@ -65,8 +65,8 @@ class Evaluator:
     def __call__(self, state: TrainState, between_batches: Callable[[], None] = lambda: None) -> Evaluation:
         """`between_batches` may end the evaluation by raising."""
         image, text, losses = self._embed(state, between_batches)
-        i2t, t2i = self._ranks(image, text)
-        easy, medium, hard = self._accuracy_by_band(image, text[: len(image)])
+        i2t, t2i = find_ranks(image, text, self.held_out.matches)
+        easy, medium, hard = accuracy_by_band(image, text[: len(image)], self._queries, self._bands)
         return Evaluation(
             val_loss=sum(losses) / len(losses),
             i2t_r1=_recall(i2t, 1),
@@ -103,44 +103,50 @@ class Evaluator:
             state.model.train()
         return torch.cat(images).cpu(), torch.cat(texts).cpu(), torch.stack(losses).tolist()
 
-    def _ranks(self, image: Tensor, text: Tensor) -> tuple[Tensor, Tensor]:
-        """For each picture (N,), and for each caption (C,), how many wrong candidates come before its best right one.
-        Ties and NaN count against it."""
-        i2t, best = [], torch.full((len(text),), -2.0)
-        for similarity, right in self._blocks(image, text):
-            at_right = similarity.masked_fill(~right, -2.0)
-            i2t.append((~(similarity < at_right.amax(dim=1, keepdim=True)) & ~right).sum(dim=1))
-            best = torch.maximum(best, at_right.amax(dim=0))
-        t2i = torch.zeros(len(text), dtype=torch.int64)
-        for similarity, right in self._blocks(image, text):
-            t2i += (~(similarity < best) & ~right).sum(dim=0)
-        return torch.cat(i2t), t2i
 
-    def _blocks(self, image: Tensor, text: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Similarities (B, C) of some pictures to all captions, and which of them are right."""
-        rows = max(1, BLOCK_ELEMENTS // len(text))
-        for start in range(0, len(image), rows):
-            block = np.arange(start, min(start + rows, len(image)))
-            yield image[start : start + rows] @ text.T, torch.from_numpy(self.held_out.matches.rows(block))
+def find_ranks(image: Tensor, text: Tensor, matches: Matches) -> tuple[Tensor, Tensor]:
+    """For each picture (N,), and for each caption (C,), how many wrong candidates come before its best right one.
+    Ties and NaN count against it."""
+    i2t, best = [], torch.full((len(text),), -2.0)
+    for similarity, right in _blocks(image, text, matches):
+        at_right = similarity.masked_fill(~right, -2.0)
+        i2t.append((~(similarity < at_right.amax(dim=1, keepdim=True)) & ~right).sum(dim=1))
+        best = torch.maximum(best, at_right.amax(dim=0))
+    t2i = torch.zeros(len(text), dtype=torch.int64)
+    for similarity, right in _blocks(image, text, matches):
+        t2i += (~(similarity < best) & ~right).sum(dim=0)
+    return torch.cat(i2t), t2i
 
-    def _accuracy_by_band(self, image: Tensor, text: Tensor) -> list[float | None]:
-        """For each band the share of queries, both directions, whose partner beats every negative of that band."""
-        queries = torch.from_numpy(self._queries)
-        directions = (image[queries] @ text.T, text[queries] @ image.T)  # each (Q, N)
-        result: list[float | None] = []
-        for number in range(len(BANDS)):
-            negatives = torch.from_numpy(self._bands == number)
-            if not negatives.any():
-                result.append(None)
-                continue
-            asked = negatives.any(dim=1)  # equal captions may leave a query without negatives of a band
-            shares = []
-            for scores in directions:
-                own = scores.gather(1, queries[:, None]).squeeze(1)
-                beaten = own > scores.masked_fill(~negatives, -2.0).amax(dim=1)
-                shares.append(float(beaten[asked].float().mean()))
-            result.append(sum(shares) / 2)
-        return result
+
+def _blocks(image: Tensor, text: Tensor, matches: Matches) -> Iterator[tuple[Tensor, Tensor]]:
+    """Similarities (B, C) of some pictures to all captions, and which of them are right."""
+    rows = max(1, BLOCK_ELEMENTS // len(text))
+    for start in range(0, len(image), rows):
+        block = np.arange(start, min(start + rows, len(image)))
+        yield image[start : start + rows] @ text.T, torch.from_numpy(matches.rows(block))
+
+
+def accuracy_by_band(
+    image: Tensor, text: Tensor, queries: NDArray[np.int64], bands: NDArray[np.int8]
+) -> list[float | None]:
+    """For each band the share of queries, both directions, whose partner beats every negative of that band. `text`
+    holds the first caption of each picture."""
+    chosen = torch.from_numpy(queries)
+    directions = (image[chosen] @ text.T, text[chosen] @ image.T)  # each (Q, N)
+    result: list[float | None] = []
+    for number in range(len(BANDS)):
+        negatives = torch.from_numpy(bands == number)
+        if not negatives.any():
+            result.append(None)
+            continue
+        asked = negatives.any(dim=1)  # equal captions may leave a query without negatives of a band
+        shares = []
+        for scores in directions:
+            own = scores.gather(1, chosen[:, None]).squeeze(1)
+            beaten = own > scores.masked_fill(~negatives, -2.0).amax(dim=1)
+            shares.append(float(beaten[asked].float().mean()))
+        result.append(sum(shares) / 2)
+    return result
 
 
 def _recall(ranks: Tensor, k: int) -> float:

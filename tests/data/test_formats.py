@@ -8,6 +8,7 @@ from PIL import Image
 
 from clipctl.data.formats.rows import TEST, TRAIN, UNSAID, VAL, Hints
 from clipctl.data.formats.shards import expand, split_name
+from clipctl.data.index.columns import read_part
 from clipctl.data.index.store import open_index
 from clipctl.errors import DataError
 from tests.data import files
@@ -35,7 +36,7 @@ def sides_of(index):
 def assert_pictures_are_theirs(index, numbers):
     """Every picture is found, and is the one that its name says."""
     assert (index.sizes > 0).all()
-    contents = [index.read(picture, 10**6) for picture in range(len(index))]
+    contents = [read_part(*index.extent(picture, 10**6)) for picture in range(len(index))]
     assert contents == [files.jpeg(number) for number in numbers]
 
 
@@ -409,7 +410,7 @@ def test_another_dataset_beside_it_lends_no_pictures(tmp_path):
     (tmp_path / "h1" / "c.csv").write_text("\n".join(["image,caption", *(f"{n}.jpg,thing {n}" for n in range(40))]))
     index = index_of(tmp_path / "h1")
     assert index.facts.roots == [str(tmp_path / "h1/images")] and index.facts.missing == 1
-    assert index.read(5, 10**6) == files.jpeg(5)
+    assert read_part(*index.extent(5, 10**6)) == files.jpeg(5)
 
 
 def test_the_same_name_on_two_sides_is_two_pictures(tmp_path):

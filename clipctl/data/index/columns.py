@@ -99,11 +99,11 @@ class Index:
         root, name = self.root(picture), self.name(picture)
         return f"{root}/{name}" if self.facts.sharded else os.path.join(root, name)
 
-    def read(self, picture: int, limit_bytes: int) -> bytes:
-        """The first bytes of a picture, as stored on disk. Raises OSError."""
+    def extent(self, picture: int, limit_bytes: int) -> tuple[str, int, int]:
+        """Where the first bytes of a picture are: the file, from which byte on, and how many."""
         if not self.facts.sharded:
-            return read_part(self.label(picture), 0, limit_bytes)
-        return read_part(self.root(picture), int(self._offsets[picture]), min(limit_bytes, int(self.sizes[picture])))
+            return self.label(picture), 0, limit_bytes
+        return self.root(picture), int(self._offsets[picture]), min(limit_bytes, int(self.sizes[picture]))
 
     def captions(self, picture: int) -> list[str]:
         rows = self.caption_rows[int(self.first_captions[picture]) : int(self.first_captions[picture + 1])]

@@ -11,7 +11,7 @@ from PIL import Image
 
 from clipctl.data.bad import BadPictureError
 from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_square
-from clipctl.data.index.columns import Index
+from clipctl.data.index.columns import Index, read_part
 from clipctl.data.source import Keys
 
 CHUNK = 2**20
@@ -132,15 +132,7 @@ class IndexedSource:
     def content(self, index: int) -> bytes:
         """The file's bytes, undecoded. Raises BadPictureError."""
         part, number = self._at(index)
-        for is_last in (False, True):
-            try:
-                return part.read(number, FILE_LIMIT_BYTES + 1)
-            except OSError as error:
-                lasting = LASTING_ERRORS.get(error.errno or 0)
-                if lasting or is_last:
-                    raise BadPictureError(lasting or f"unreadable ({error})") from None
-            time.sleep(RETRY_S)  # may be temporary: too many open files, a network disk waking up
-        raise AssertionError
+        return read_patiently(*part.extent(number, FILE_LIMIT_BYTES + 1))
 
     # --- captions
 
@@ -199,6 +191,19 @@ class IndexedSource:
                 return part.caption_at(row)
             row -= part.caption_count
         raise IndexError(row)
+
+
+def read_patiently(path: str, offset: int, limit_bytes: int) -> bytes:
+    """Part of a file. Raises BadPictureError, for what may be temporary only after a second try."""
+    for is_last in (False, True):
+        try:
+            return read_part(path, offset, limit_bytes)
+        except OSError as error:
+            lasting = LASTING_ERRORS.get(error.errno or 0)
+            if lasting or is_last:
+                raise BadPictureError(lasting or f"unreadable ({error})") from None
+        time.sleep(RETRY_S)  # too many open files, a network disk waking up
+    raise AssertionError
 
 
 def _ranges(starts: NDArray[np.int64], ends: NDArray[np.int64]) -> NDArray[np.int64]:

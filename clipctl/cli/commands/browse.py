@@ -1,0 +1,40 @@
+"""clipctl browse"""
+
+import errno
+
+from clipctl.cli import options, output
+from clipctl.cli.commands.search import opened
+from clipctl.errors import ConfigError
+
+
+def browse(
+    index: options.Index,
+    model: options.ModelOf = None,
+    port: options.Port = 0,
+    no_open: options.NoOpen = False,
+    device: options.DeviceOf = "cpu",
+    runs_dir: options.RunsDir = None,
+) -> None:
+    """Search pictures on a page in the browser, on this machine only."""
+    with output.counting("embedding", "loading the model") as (tell, progress):
+        from clipctl.report.browse import Gallery, Server
+
+        gallery = Gallery(*opened(index, model, device, runs_dir, tell, progress))
+        try:
+            server = Server(gallery, port)
+        except OSError as error:
+            if error.errno not in (errno.EADDRINUSE, errno.EACCES):
+                raise
+            raise ConfigError(f"port {port} cannot be used: {error.strerror}", "leave --port out") from None
+    output.data().print(output.plain(server.address), soft_wrap=True)
+    output.prose().print("Ctrl-C ends it")
+    if not no_open:
+        import webbrowser
+
+        webbrowser.open(server.address)
+    try:
+        server.serve_forever()
+    except KeyboardInterrupt:
+        pass
+    finally:
+        server.server_close()

@@ -1,0 +1,64 @@
+"""clipctl embed"""
+
+from typing import TYPE_CHECKING
+
+from clipctl.cli import options, output
+from clipctl.cli.views import units
+from clipctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clipctl.inference.gallery import BadFile
+
+LISTED_BAD = 10
+
+
+def embed(
+    model: options.Model,
+    places: options.Places,
+    out: options.IndexOut,
+    dtype: options.Dtype = "float16",
+    device: options.DeviceOf = "cpu",
+    runs_dir: options.RunsDir = None,
+    json: options.Json = False,
+) -> None:
+    """Embed pictures into an index to search in; again, only what is new or changed."""
+    if dtype not in ("float16", "float32"):
+        raise ConfigError(f"--dtype must be float16 or float32, got {dtype!r}")
+    with output.counting("embedding", "looking for pictures") as (tell, progress):
+        from clipctl.inference.embedder import load
+        from clipctl.inference.gallery import open_gallery
+        from clipctl.inference.refresh import refresh
+
+        gallery = open_gallery(places, tell)
+        tell("loading the model")
+        embedder = load(model, runs_dir=runs_dir, device=device)
+        done = refresh(out, embedder, gallery, places, "float16" if dtype == "float16" else "float32", progress)
+    size_bytes = sum(file.stat().st_size for file in out.iterdir() if file.is_file())
+    if json:
+        facts = {"index": str(out), "model": embedder.identity.name, "dimensions": embedder.dimensions}
+        counts = {"pictures": done.pictures, "embedded": done.embedded, "forgotten": done.forgotten}
+        output.print_json("embed", {**facts, **counts, "size_bytes": size_bytes, "bad": bad_rows(done.bad)})
+        return
+    show_bad(done.bad)
+    words = f"{done.pictures:,} pictures in {out} ({units.size(size_bytes)}): {done.embedded:,} embedded now"
+    words += f", {done.forgotten:,} forgotten" if done.forgotten else ""
+    answer = output.data()
+    answer.print(output.plain(words), soft_wrap=True)
+    answer.print(output.plain(f"\n  clipctl search {out} 'what to look for'"), soft_wrap=True)
+
+
+def bad_rows(bad: "list[BadFile]") -> list[dict[str, str]]:
+    return [{"path": one.picture.path, "reason": one.reason} for one in bad]
+
+
+def show_bad(bad: "list[BadFile]") -> None:
+    """Pictures that could not be used, and why."""
+    from clipctl.data.bad import bad_counts, bad_lines
+
+    if bad:
+        reasons = {one.picture.path: one.reason for one in bad}
+        noun = "picture" if len(bad) == 1 else "pictures"
+        words = f"{len(bad):,} {noun} cannot be used: {bad_counts(reasons.values())}"
+        console = output.prose()
+        for line in (words, *(f"  {line}" for line in bad_lines(reasons, LISTED_BAD))):
+            console.print(output.plain(line, style="yellow"), soft_wrap=True)

@@ -1,0 +1,110 @@
+"""clipctl eval"""
+
+from typing import TYPE_CHECKING, Any
+
+from clipctl.cli import options, output
+from clipctl.config.layers import resolve
+from clipctl.errors import ConfigError
+
+if TYPE_CHECKING:
+    from clipctl.config.layers import Layer
+    from clipctl.config.sections import DataConfig
+    from clipctl.data.source import Source
+    from clipctl.inference.embedder import Embedder
+    from clipctl.inference.evaluation import EmbeddedData, ZeroShot
+    from clipctl.progress import Tell
+
+
+@options.takes(*options.READING_FLAGS)
+def evaluate(
+    layers: "list[Layer]",
+    model: options.Model,
+    data: options.DataToJudgeBy = None,
+    against: options.Against = None,
+    classes: options.Classes = None,
+    template: options.Templates = None,
+    device: options.DeviceOf = "cpu",
+    runs_dir: options.RunsDir = None,
+    json: options.Json = False,
+) -> None:
+    """Judge a model on data, by default the held-out pictures of its own run."""
+    from clipctl.cli.views import evaluation as views
+
+    asked = resolve(layers).data
+    with output.counting("embedding", "loading the model") as (tell, progress):
+        from clipctl.inference import evaluation
+        from clipctl.inference.embedder import load
+
+        embedders = [load(name, runs_dir=runs_dir, device=device) for name in (model, *(against or ()))]
+        config = asked if data else embedders[0].config.data
+        source, trained_on = opened(config, is_own=not data, of=embedders[0].config.data, tell=tell)
+        found, embedded = [], None
+        for embedder in embedders:
+            tell(f"embedding with {embedder.identity.name}")
+            embedded = evaluation.embed_data(embedder, source, progress)
+            naming = named(embedder, embedded, source, config, classes, template)
+            found.append(evaluation.scores_of(embedder, embedded, naming))
+        assert embedded is not None
+        tell("comparing with pixels")
+        baseline = evaluation.baseline(embedded, trained_on)
+    differences = [evaluation.difference(found[0], other) for other in found[1:]]
+    facts = {
+        "data": source.name,
+        "pictures": embedded.pictures,
+        "captions": len(embedded.captions),
+        "chance": evaluation.chance_recalls(embedded),
+        "baseline_r1": baseline,
+    }
+    if json:
+        first, *others = (one.to_dict() for one in found)
+        compared = [
+            {**other, "difference": {**gap._asdict(), "more_than_chance": gap.is_more_than_chance}}
+            for other, gap in zip(others, differences, strict=True)
+        ]
+        bad = [{"path": source.label(one.picture), "reason": one.reason} for one in embedded.bad]
+        output.print_json("eval", {**facts, **first, "against": compared, "bad": bad})
+    else:
+        output.show_parts(views.parts(facts, found, differences))
+
+
+def opened(config: "DataConfig", *, is_own: bool, of: "DataConfig", tell: "Tell") -> "tuple[Source, Source | None]":
+    """What to judge by, and the training pictures of the model, if they are still there."""
+    from clipctl.data.catalog import open_held_out, read_data
+    from clipctl.errors import DataError
+
+    try:
+        own = read_data(of, tell)
+    except (DataError, OSError):
+        if is_own:
+            raise
+        return open_held_out(config, tell), None
+    return (own.val if is_own else open_held_out(config, tell)), own.train
+
+
+def named(
+    embedder: "Embedder",
+    data: "EmbeddedData",
+    source: "Source",
+    config: "DataConfig",
+    classes: str | None,
+    templates: list[str] | None,
+) -> "ZeroShot | None":
+    """Zero-shot scores, for class folders or if classes were given."""
+    from clipctl.data.catalog import class_names
+    from clipctl.inference.evaluation import zero_shot
+    from clipctl.inference.labels import parse_labels
+
+    folders = class_names(source, config.template)
+    if classes is None and folders is None:
+        if templates:
+            raise ConfigError("--template needs class folders or --classes")
+        return None
+    bad = {one.picture for one in data.bad}
+    truths: list[Any] = data.captions[: data.pictures]
+    if folders is not None:
+        truths = [label for number, label in enumerate(folders) if number not in bad]
+    labels = parse_labels(classes, None) if classes else sorted(set(truths))
+    lower = {label.lower(): label for label in labels}
+    truths = [lower.get(label.lower()) for label in truths]
+    usual = [config.template] if folders is not None else ["{}"]
+    return zero_shot(embedder, data, truths, labels, templates or usual)

@@ -1,0 +1,303 @@
+"""Embeddings of pictures on disk, in a directory: vectors that numpy opens, which picture each belongs to, a manifest.
+
+    manifest.json        which files are current, the model they were made with, sha256 of each
+    vectors-00000003.npy       (N, E), float16 or float32, each of length one
+    pictures-00000003.jsonl    a line for each vector: path, size_bytes, changed
+    bad-00000003.jsonl         pictures that could not be used, and why
+
+A new state is written beside the old one; then the manifest is replaced, and the old files are deleted. Whoever reads
+sees one state or the other. What an interrupted refresh has embedded is kept in parts, for the next one. No torch.
+"""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from filelock import FileLock, Timeout
+from numpy.typing import NDArray
+
+from clipctl import files
+from clipctl.errors import DataError, StoreError
+from clipctl.inference.gallery import BadFile, PictureId
+from clipctl.runs.checkpoint import sha256
+
+SCHEMA = "clipctl.index/1"
+MANIFEST = "manifest.json"
+LOCK, PARTS = ".lock", ".parts"
+MANIFEST_LIMIT_BYTES = 1_000_000
+LINE_LIMIT_BYTES = 100_000
+ROWS_AT_A_TIME = 4096  # when a state is written
+TRIES = 3  # to read a state that a refresh may just be replacing
+
+DtypeName = Literal["float16", "float32"]
+
+
+class ModelFacts(NamedTuple):
+    """The model that made the vectors."""
+
+    name: str
+    path: str
+    fingerprint: str
+    dimensions: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    generation: int
+    model: ModelFacts
+    pictures: int
+    dtype: str
+    places: list[str]  # what was embedded, as it was named
+    sums: dict[str, str] = field(default_factory=dict)  # sha256 by kind of file
+
+    @property
+    def vectors_file(self) -> str:
+        return f"vectors-{self.generation:08d}.npy"
+
+    @property
+    def pictures_file(self) -> str:
+        return f"pictures-{self.generation:08d}.jsonl"
+
+    @property
+    def bad_file(self) -> str:
+        return f"bad-{self.generation:08d}.jsonl"
+
+    @property
+    def names(self) -> dict[str, str]:
+        return {"vectors": self.vectors_file, "pictures": self.pictures_file, "bad": self.bad_file}
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"schema": SCHEMA, **asdict(self), "model": self.model._asdict(), "files": self.names}
+
+    @classmethod
+    def parse(cls, document: Any) -> "Manifest":
+        """Raises ValueError."""
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise ValueError(f"not a document of schema {SCHEMA}")
+        try:
+            values = {key: document[key] for key in ("generation", "pictures", "dtype", "places", "sums")}
+            manifest = cls(model=ModelFacts(**document["model"]), **values)
+            numbers = (manifest.generation, manifest.pictures, manifest.model.dimensions)
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"incomplete: {error}") from None
+        texts = (*manifest.model[:3], manifest.dtype, *manifest.places, *manifest.sums.values(), *manifest.sums)
+        if not all(type(number) is int and 0 <= number < 2**40 for number in numbers):
+            raise ValueError("its numbers are invalid")
+        if not all(isinstance(text, str) for text in texts) or manifest.dtype not in ("float16", "float32"):
+            raise ValueError("its texts are invalid")
+        return manifest
+
+
+class EmbeddingStore:
+    """One state of an index, for reading."""
+
+    def __init__(self, path: Path, manifest: Manifest) -> None:
+        self.path, self.manifest = path, manifest
+        self.vectors: NDArray[Any] = _open_vectors(path / manifest.vectors_file)
+        expected = (manifest.pictures, manifest.model.dimensions), manifest.dtype
+        if (self.vectors.shape, str(self.vectors.dtype)) != expected:
+            raise StoreError(f"{path / manifest.vectors_file} is damaged: it does not hold what {MANIFEST} says")
+        self._lines = _Lines(path / manifest.pictures_file)
+        if len(self._lines) != manifest.pictures:
+            raise StoreError(
+                f"{path / manifest.pictures_file} is damaged: {len(self._lines):,} of {manifest.pictures:,}"
+            )
+
+    @classmethod
+    def open(cls, path: Path) -> "EmbeddingStore":
+        for number in range(TRIES):
+            manifest = read_manifest(path)
+            try:
+                return cls(path, manifest)
+            except FileNotFoundError as error:  # replaced since the manifest was read
+                if number + 1 == TRIES:
+                    raise StoreError(f"{path} is damaged: {Path(error.filename).name} is missing") from None
+                time.sleep(0.05)
+        raise AssertionError
+
+    def __len__(self) -> int:
+        return self.manifest.pictures
+
+    def check_model(self, name: str, fingerprint: str) -> None:
+        """Raise if the vectors were made with another model: they mean nothing to this one."""
+        theirs = self.manifest.model
+        if theirs.fingerprint != fingerprint:
+            raise StoreError(
+                f"{self.path} was made with another model ({theirs.name}), not with {name}",
+                "name another directory, or delete this one",
+            )
+
+    def picture(self, row: int) -> PictureId:
+        return _parsed(self._lines[row], self.path / self.manifest.pictures_file)
+
+    def all_pictures(self) -> list[PictureId]:
+        return [self.picture(row) for row in range(len(self))]
+
+    def bad(self) -> list[BadFile]:
+        lines = _Lines(self.path / self.manifest.bad_file)
+        found = []
+        for row in range(len(lines)):
+            values = json.loads(lines[row])
+            found.append(BadFile(PictureId(values["path"], values["size_bytes"], values["changed"]), values["reason"]))
+        return found
+
+    def problems(self) -> list[str]:
+        """Files whose sha256 is not what the manifest says."""
+        names = self.manifest.names
+        return [
+            f"{names[kind]} has changed: its sha256 does not match"
+            for kind, digest in self.manifest.sums.items()
+            if kind in names and sha256(self.path / names[kind]) != digest
+        ]
+
+
+def is_store(path: Path) -> bool:
+    return (path / MANIFEST).is_file()
+
+
+def read_manifest(path: Path) -> Manifest:
+    try:
+        return Manifest.parse(json.loads(files.read_bounded(path / MANIFEST, MANIFEST_LIMIT_BYTES)))
+    except (FileNotFoundError, NotADirectoryError):
+        raise DataError(
+            f"{path} is not an index of embeddings: it has no {MANIFEST}",
+            f"make one: clipctl embed MODEL {path} -o INDEX",
+        ) from None
+    except (OSError, ValueError, RecursionError) as error:
+        raise StoreError(f"{path / MANIFEST} cannot be read: {error}") from None
+
+
+class _Lines:
+    """The lines of a file, by number, without reading it into memory."""
+
+    def __init__(self, path: Path) -> None:
+        with files.open_plain(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            self._bytes = np.memmap(file, dtype=np.uint8, mode="r") if size else np.zeros(0, np.uint8)
+        self._ends = np.flatnonzero(self._bytes == ord("\n"))
+
+    def __len__(self) -> int:
+        return len(self._ends)
+
+    def __getitem__(self, number: int) -> bytes:
+        start = int(self._ends[number - 1]) + 1 if number else 0
+        return self._bytes[start : min(int(self._ends[number]), start + LINE_LIMIT_BYTES)].tobytes()
+
+
+def _parsed(line: bytes, file: Path) -> PictureId:
+    try:
+        values = json.loads(line)
+        return PictureId(str(values["path"]), int(values["size_bytes"]), int(values["changed"]))
+    except (ValueError, KeyError, TypeError) as error:
+        raise StoreError(f"{file} is damaged: {error}") from None
+
+
+def _open_vectors(path: Path) -> NDArray[Any]:
+    """Mapped, not read. Never unpickled. Copied on write, because torch wants memory that could be written to."""
+    files.open_plain(path).close()
+    try:
+        return np.load(path, mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
+    except (ValueError, EOFError) as error:
+        raise StoreError(f"{path} is damaged: {error}") from None
+
+
+# --- writing --------------------------------------------------------------------------------------------------
+
+
+class Known(NamedTuple):
+    """Where the embedding of a picture is already."""
+
+    vectors: NDArray[Any]
+    row: int
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Only one process refreshes an index at a time."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        lock = FileLock(path / LOCK, timeout=0)
+        with lock:
+            yield
+    except Timeout:
+        raise DataError(f"{path} is being refreshed by another process", "wait until it has ended") from None
+
+
+def known_pictures(path: Path, model: ModelFacts, dtype: str) -> dict[PictureId, Known]:
+    """What earlier refreshes have embedded: the current state, and parts of one that was interrupted."""
+    found: dict[PictureId, Known] = {}
+    if is_store(path):
+        store = EmbeddingStore.open(path)
+        store.check_model(model.name, model.fingerprint)
+        if store.manifest.dtype == dtype:
+            found |= {picture: Known(store.vectors, row) for row, picture in enumerate(store.all_pictures())}
+    for file in sorted((path / PARTS).glob(f"{model.fingerprint[:16]}-{dtype}-*.jsonl")):
+        lines, vectors = _Lines(file), _open_vectors(file.with_suffix(".npy"))
+        found |= {_parsed(lines[row], file): Known(vectors, row) for row in range(min(len(lines), len(vectors)))}
+    return found
+
+
+def save_part(
+    path: Path, model: ModelFacts, dtype: str, number: int, pictures: Sequence[PictureId], vectors: NDArray[Any]
+) -> None:
+    """Vectors first: a part without its lines is no part."""
+    (path / PARTS).mkdir(exist_ok=True)
+    file = path / PARTS / f"{model.fingerprint[:16]}-{dtype}-{number:08d}.jsonl"
+    with files.replaced(file.with_suffix(".npy"), durable=False) as partial, partial.open("wb") as stream:
+        np.save(stream, vectors.astype(dtype))
+    with files.replaced(file, durable=False) as partial:
+        partial.write_text("".join(map(_line, pictures)), encoding="utf-8")
+
+
+def next_part(path: Path) -> int:
+    numbers = [int(file.stem.rpartition("-")[2]) for file in (path / PARTS).glob("*.npy")]
+    return max(numbers, default=0) + 1
+
+
+def write_state(
+    path: Path,
+    model: ModelFacts,
+    dtype: str,
+    places: Sequence[str],
+    rows: Sequence[tuple[PictureId, Known]],
+    bad: Sequence[BadFile],
+) -> Manifest:
+    """A new state, which takes the place of the one before."""
+    generation = read_manifest(path).generation + 1 if is_store(path) else 1
+    manifest = Manifest(generation, model, len(rows), dtype, list(places))
+    shape = (len(rows), model.dimensions)
+    with files.replaced(path / manifest.vectors_file) as partial, partial.open("wb") as stream:
+        descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
+        np.lib.format.write_array_header_1_0(stream, {"descr": descr, "fortran_order": False, "shape": shape})
+        for start in range(0, len(rows), ROWS_AT_A_TIME):
+            block = [known.vectors[known.row] for _, known in rows[start : start + ROWS_AT_A_TIME]]
+            stream.write(np.stack(block).astype(dtype).tobytes())
+    with files.replaced(path / manifest.pictures_file) as partial:
+        partial.write_text("".join(_line(picture) for picture, _ in rows), encoding="utf-8")
+    with files.replaced(path / manifest.bad_file) as partial:
+        lines = (json.dumps({**one.picture._asdict(), "reason": one.reason}) + "\n" for one in bad)
+        partial.write_text("".join(lines), encoding="utf-8")
+    sums = {kind: sha256(path / name) for kind, name in manifest.names.items()}
+    manifest = Manifest(generation, model, len(rows), dtype, list(places), sums)
+    files.write_json(path / MANIFEST, manifest.to_dict())
+    sweep(path, manifest)
+    return manifest
+
+
+def sweep(path: Path, current: Manifest) -> None:
+    """Delete older states, and parts that have become part of the current one."""
+    for pattern in ("vectors-*.npy", "pictures-*.jsonl", "bad-*.jsonl"):
+        for file in path.glob(pattern):
+            if file.name not in current.names.values():
+                files.delete(file)
+    files.delete(path / PARTS)
+
+
+def _line(picture: PictureId) -> str:
+    return json.dumps(picture._asdict()) + "\n"

@@ -1,0 +1,319 @@
+"""How good a model is on data: recall as papers count it, with intervals, beside chance and what needs no training.
+
+N pictures, C captions, E dimensions. Every caption of every picture counts. A rank is the number of wrong candidates
+that are at least as similar as the best right one, so that ties count against the model.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from clipctl.data.bad import BadPicture, BadPictureError, bad_counts
+from clipctl.data.baseline import SIDE_PX, nearest_pixels_recall, thumbnail
+from clipctl.data.decoding import Pixels
+from clipctl.data.held_out import Matches
+from clipctl.data.source import Source
+from clipctl.errors import DataError
+from clipctl.inference.embedder import Embedder, Vectors
+from clipctl.inference.labels import embed_labels
+from clipctl.inference.stream import embed_stream
+from clipctl.progress import Count
+from clipctl.training.evaluate import BAND_QUERIES, accuracy_by_band, find_ranks, negative_bands
+
+RECALLS = (1, 5, 10)
+RESAMPLES, CONFIDENCE = 1000, 0.95
+CALIBRATED_ON = 2000  # pictures
+RESAMPLED_VALUES = 10_000_000  # weights held at the same time
+
+
+@dataclass(frozen=True)
+class EmbeddedData:
+    """Pictures and captions of a dataset, as a model sees them."""
+
+    image: Vectors  # (N, E)
+    text: Vectors  # (C, E): first captions in the order of pictures, then all others
+    owners: NDArray[np.int64]  # (C,): the picture of each caption
+    captions: list[str]
+    matches: Matches
+    thumbnails: NDArray[np.float32]  # (N, 768)
+    bad: list[BadPicture]
+
+    @property
+    def pictures(self) -> int:
+        return len(self.image)
+
+
+def embed_data(embedder: Embedder, source: Source, progress: Count = lambda done, total: None) -> EmbeddedData:
+    thumbnails: dict[int, NDArray[np.float32]] = {}
+
+    def decode(number: int) -> Pixels:
+        pixels = np.array(source.square(number, embedder.size_px))
+        thumbnails[number] = thumbnail(pixels)
+        return pixels
+
+    vectors, good, bad = list[Vectors](), list[int](), list[BadPicture]()
+    for batch in embed_stream(embedder, decode, range(len(source))):
+        vectors.append(batch.vectors)
+        good += batch.numbers.tolist()
+        bad += batch.bad
+        progress(len(good) + len(bad), len(source))
+    if len(good) < 2:
+        raise DataError(f"too few of the {len(source):,} pictures can be used: {bad_counts(one.reason for one in bad)}")
+    texts = [source.captions(number) for number in good]
+    others = [(owner, text) for owner, several in enumerate(texts) for text in several[1:]]
+    captions = [*(several[0] for several in texts), *(text for _, text in others)]
+    owners = np.array([*range(len(good)), *(owner for owner, _ in others)], dtype=np.int64)
+    different = list(dict.fromkeys(captions))
+    numbers = {text: number for number, text in enumerate(different)}
+    embedded = embedder.embed_texts(different)[[numbers[text] for text in captions]]
+    matches = Matches(owners.tolist(), captions, source.picture_keys[good])
+    stacked = np.stack([thumbnails[number] for number in good])
+    return EmbeddedData(np.concatenate(vectors), embedded, owners, captions, matches, stacked, bad)
+
+
+# --- retrieval ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Wrong candidates before the best right one: of each picture (N,), and of each caption (C,)."""
+
+    i2t: NDArray[np.int64]
+    t2i: NDArray[np.int64]
+    owners: NDArray[np.int64]
+
+    def recalls(self) -> dict[str, float]:
+        """`i2t_r1` … `t2i_r10`, and median ranks, the best rank being 1."""
+        found = {f"{side}_r{k}": float((ranks < k).mean()) for side, ranks in self._sides for k in RECALLS}
+        return found | {f"{side}_median_rank": float(np.median(ranks)) + 1 for side, ranks in self._sides}
+
+    @property
+    def _sides(self) -> tuple[tuple[str, NDArray[np.int64]], ...]:
+        return ("i2t", self.i2t), ("t2i", self.t2i)
+
+    def resampled(self) -> dict[str, NDArray[np.float64]]:
+        """Each recall as it might have come out with other pictures of the same kind (bootstrap).
+
+        Pictures are drawn with replacement, each with all its captions. The seed is fixed, so that two models on the
+        same data are resampled alike and can be subtracted.
+        """
+        pictures = len(self.i2t)
+        count = np.bincount(self.owners, minlength=pictures).astype(np.float64)
+        hits: dict[
+            str, tuple[NDArray[np.float64], NDArray[np.float64]]
+        ] = {}  # each picture's share in the numerator and in the denominator
+        for k in RECALLS:
+            right = (self.t2i < k).astype(np.float64)
+            found = np.asarray(np.bincount(self.owners, weights=right, minlength=pictures), dtype=np.float64)
+            hits[f"i2t_r{k}"] = ((self.i2t < k).astype(np.float64), np.ones(pictures))
+            hits[f"t2i_r{k}"] = (found, count)
+        rng, drawn = np.random.default_rng(0), list[dict[str, NDArray[np.float64]]]()
+        at_a_time = max(1, RESAMPLED_VALUES // pictures)
+        for start in range(0, RESAMPLES, at_a_time):
+            rounds = min(at_a_time, RESAMPLES - start)
+            weights = rng.multinomial(pictures, np.full(pictures, 1 / pictures), size=rounds).astype(np.float64)
+            drawn.append({key: (weights @ above) / (weights @ below) for key, (above, below) in hits.items()})
+        return {key: np.concatenate([part[key] for part in drawn]) for key in hits}
+
+
+def rank(data: EmbeddedData) -> Ranks:
+    i2t, t2i = find_ranks(torch.from_numpy(data.image), torch.from_numpy(data.text), data.matches)
+    return Ranks(i2t.numpy(), t2i.numpy(), data.owners)
+
+
+def interval(values: NDArray[np.float64]) -> tuple[float, float]:
+    """The middle 95 % of resampled values."""
+    low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+    return float(low), float(high)
+
+
+def chance_recalls(data: EmbeddedData) -> dict[str, float]:
+    """Expected recall at 1 of a model that guesses: the mean share of right candidates."""
+    block = max(1, RESAMPLED_VALUES // len(data.captions))
+    i2t = 0.0
+    t2i = np.zeros(len(data.captions))
+    for start in range(0, data.pictures, block):
+        rows = data.matches.rows(np.arange(start, min(start + block, data.pictures)))
+        i2t += float(rows.mean(axis=1).sum())
+        t2i += rows.sum(axis=0)
+    return {"i2t_r1": i2t / data.pictures, "t2i_r1": float((t2i / data.pictures).mean())}
+
+
+def difficulty(data: EmbeddedData) -> list[float | None]:
+    """Accuracy against easy, medium and hard negatives: thirds by the words that captions share."""
+    count = min(data.pictures, BAND_QUERIES)
+    queries = np.arange(count) * data.pictures // count
+    right = data.matches.rows(queries)[:, : data.pictures]
+    bands = negative_bands(data.captions[: data.pictures], queries, right)
+    first = torch.from_numpy(data.text[: data.pictures])
+    return accuracy_by_band(torch.from_numpy(data.image), first, queries, bands)
+
+
+def baseline(data: EmbeddedData, trained_on: Source | None) -> float | None:
+    """What the nearest training picture by pixels finds; None if their captions do not meet, or they are not there."""
+    if trained_on is None or trained_on.is_drawn:
+        return None
+
+    def pixels(index: int) -> Pixels | None:
+        try:
+            return np.array(trained_on.square(index, SIDE_PX * 2))
+        except BadPictureError:
+            return None
+
+    return nearest_pixels_recall(data.matches, data.thumbnails, trained_on, pixels)
+
+
+# --- the space itself -----------------------------------------------------------------------------------------
+
+
+def modality_gap(data: EmbeddedData) -> float:
+    """Distance between the mean picture and the mean caption: 0 if they fill the same part of the sphere, up to 2."""
+    return float(np.linalg.norm(data.image.mean(axis=0) - data.text.mean(axis=0)))
+
+
+class Calibration(NamedTuple):
+    """Whether the model is as sure as it is right, when it picks a caption for each picture."""
+
+    sure: float  # mean probability of what it picks
+    right: float  # share of its picks that are right
+    error: float  # expected calibration error: mean distance of the two, in ten bins
+    temperature: float  # the model's own
+    fitting_temperature: float  # at which it would be as sure as it is right
+
+
+def calibration(data: EmbeddedData, scale: float) -> Calibration:
+    """On different captions only: equal ones would share a probability."""
+    chosen = np.arange(min(data.pictures, CALIBRATED_ON)) * data.pictures // min(data.pictures, CALIBRATED_ON)
+    different = np.unique(data.captions, return_index=True)[1]
+    similarity = (data.image[chosen] @ data.text[different].T).astype(np.float64)  # (P, D)
+    right = data.matches.rows(chosen)[:, different]
+    picks = similarity.argmax(axis=1)
+    is_right = right[np.arange(len(chosen)), picks]
+    sure = _shares(similarity, scale)[np.arange(len(chosen)), picks]
+    bins = np.minimum((sure * 10).astype(int), 9)
+    error = sum(
+        (bins == number).mean() * abs(sure[bins == number].mean() - is_right[bins == number].mean())
+        for number in np.unique(bins)
+    )
+    # The temperature at which the right captions have the highest likelihood, found on a grid of logarithms.
+    scales = np.exp(np.linspace(math.log(1.0), math.log(200.0), 60))
+    losses = [-np.log(np.maximum((_shares(similarity, one) * right).sum(axis=1), 1e-12)).mean() for one in scales]
+    fitting = float(scales[int(np.argmin(losses))])
+    return Calibration(float(sure.mean()), float(is_right.mean()), float(error), 1 / scale, 1 / fitting)
+
+
+def _shares(similarity: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
+    logits = scale * (similarity - similarity.max(axis=1, keepdims=True))
+    shares = np.exp(logits)
+    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+
+
+# --- zero-shot ------------------------------------------------------------------------------------------------
+
+
+class ClassScore(NamedTuple):
+    label: str
+    pictures: int
+    top1: float
+
+
+class ZeroShot(NamedTuple):
+    top1: float
+    top5: float
+    classes: list[ClassScore]
+    left_out: int  # pictures whose caption is none of the classes
+
+
+def zero_shot(
+    embedder: Embedder,
+    data: EmbeddedData,
+    truths: Sequence[str | None],
+    labels: Sequence[str],
+    templates: Sequence[str],
+) -> ZeroShot:
+    """Which of the labels each picture gets, against what it is; None: it is none of them."""
+    numbers = {label: number for number, label in enumerate(labels)}
+    known = [(picture, numbers[label]) for picture, label in enumerate(truths) if label in numbers]
+    if not known:
+        raise DataError("no picture has one of these classes as its caption", f"classes: {', '.join(labels[:10])}")
+    pictures, truth = (np.array(column) for column in zip(*known, strict=True))
+    similarity = data.image[pictures] @ embed_labels(embedder, labels, templates).T  # (P, L)
+    own = similarity[np.arange(len(truth)), truth]
+    ranks = (similarity >= own[:, None]).sum(axis=1) - 1
+    classes = [
+        ClassScore(label, int((truth == number).sum()), float((ranks[truth == number] < 1).mean()))
+        for number, label in enumerate(labels)
+        if (truth == number).any()
+    ]
+    return ZeroShot(float((ranks < 1).mean()), float((ranks < 5).mean()), classes, len(truths) - len(known))
+
+
+# --- all of it ------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ModelScores:
+    """What `eval` says of one model. Shares are 0–1."""
+
+    name: str
+    recalls: dict[str, float]
+    intervals: dict[str, tuple[float, float]]
+    resamples: dict[str, NDArray[np.float64]]
+    difficulty: list[float | None]
+    modality_gap: float
+    calibration: Calibration
+    zero_shot: ZeroShot | None = None
+
+    @property
+    def score(self) -> float:
+        """The mean of both recalls at 1."""
+        return (self.recalls["i2t_r1"] + self.recalls["t2i_r1"]) / 2
+
+    def to_dict(self) -> dict[str, Any]:
+        easy, medium, hard = self.difficulty
+        found: dict[str, Any] = {"model": self.name, "score": self.score, **self.recalls}
+        found["intervals"] = {key: list(bounds) for key, bounds in self.intervals.items()}
+        found |= {"accuracy_easy": easy, "accuracy_medium": medium, "accuracy_hard": hard}
+        found |= {"modality_gap": self.modality_gap, "calibration": self.calibration._asdict()}
+        if self.zero_shot is not None:
+            found |= {"zero_shot_top1": self.zero_shot.top1, "zero_shot_top5": self.zero_shot.top5}
+            found["classes"] = [one._asdict() for one in self.zero_shot.classes]
+        return found
+
+
+def scores_of(embedder: Embedder, data: EmbeddedData, naming: ZeroShot | None = None) -> ModelScores:
+    ranks = rank(data)
+    resamples = ranks.resampled()
+    return ModelScores(
+        name=embedder.identity.name,
+        recalls=ranks.recalls(),
+        intervals={key: interval(values) for key, values in resamples.items()},
+        resamples=resamples,
+        difficulty=difficulty(data),
+        modality_gap=modality_gap(data),
+        calibration=calibration(data, embedder.scale),
+        zero_shot=naming,
+    )
+
+
+class Difference(NamedTuple):
+    """How much better another model is, by the mean of both recalls at 1."""
+
+    value: float
+    low: float
+    high: float
+
+    @property
+    def is_more_than_chance(self) -> bool:
+        return self.low > 0 or self.high < 0
+
+
+def difference(first: ModelScores, other: ModelScores) -> Difference:
+    """Paired: both are resampled alike, so that what the data contribute cancels out."""
+    drawn = [(one.resamples["i2t_r1"] + one.resamples["t2i_r1"]) / 2 for one in (first, other)]
+    return Difference(other.score - first.score, *interval(drawn[1] - drawn[0]))

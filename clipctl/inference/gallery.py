@@ -1,0 +1,140 @@
+"""The pictures that a command was given: folders, files, tables, JSON, shards. Captions are not needed. No torch."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from PIL import Image
+
+from clipctl.data.bad import BadPictureError
+from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_square
+from clipctl.data.formats.folders import walk
+from clipctl.data.formats.recognise import check_place
+from clipctl.data.formats.rows import Hints, is_picture
+from clipctl.data.index.columns import file_facts
+from clipctl.data.index.source import IndexedSource, read_patiently
+from clipctl.data.index.store import open_index
+from clipctl.errors import DataError
+from clipctl.progress import Tell, silent
+
+
+class PictureId(NamedTuple):
+    """A picture as it is now: other numbers, another picture."""
+
+    path: str  # of the file; or of the shard, a slash, and the member
+    size_bytes: int
+    changed: int  # when, in nanoseconds; in a shard, a key of the content
+
+
+class BadFile(NamedTuple):
+    """A picture that could not be used."""
+
+    picture: PictureId
+    reason: str
+
+
+class Gallery(Protocol):
+    """Pictures in an order that stays the same as long as they do."""
+
+    @property
+    def pictures(self) -> Sequence[PictureId]: ...
+
+    def content(self, number: int) -> bytes:
+        """The file's bytes. Raises BadPictureError."""
+
+
+@dataclass(frozen=True)
+class Files:
+    """Pictures that are files of their own."""
+
+    pictures: Sequence[PictureId]
+
+    def content(self, number: int) -> bytes:
+        return read_patiently(self.pictures[number].path, 0, FILE_LIMIT_BYTES + 1)
+
+
+class Indexed:
+    """Pictures of a dataset."""
+
+    def __init__(self, source: IndexedSource) -> None:
+        self._source = source
+        sizes, keys = source.sizes.tolist(), source.picture_keys.tolist()
+        self.pictures = [PictureId(source.label(number), sizes[number], keys[number]) for number in range(len(source))]
+
+    def content(self, number: int) -> bytes:
+        return self._source.content(number)
+
+
+class Joined:
+    """Several galleries, one after the other; a picture that is in two of them counts once."""
+
+    def __init__(self, parts: Sequence[Gallery]) -> None:
+        places = {
+            picture.path: (part, number) for part in reversed(parts) for number, picture in enumerate(part.pictures)
+        }
+        order = dict.fromkeys(picture.path for part in parts for picture in part.pictures)
+        self._places = [places[path] for path in order]
+        self.pictures = [part.pictures[number] for part, number in self._places]
+
+    def content(self, number: int) -> bytes:
+        part, inside = self._places[number]
+        return part.content(inside)
+
+
+def open_gallery(places: Sequence[str], tell: Tell = silent) -> Gallery:
+    """Every picture at these places. A folder is searched with all folders below it."""
+    parts = [_open(place, tell) for place in places]
+    gallery: Gallery = parts[0] if len(parts) == 1 else Joined(parts)
+    if not gallery.pictures:
+        raise DataError(f"there are no pictures in {', '.join(places)}")
+    return gallery
+
+
+def _open(place: str, tell: Tell) -> Gallery:
+    check_place(place)
+    path = Path(place)
+    if path.is_dir():
+        tell(f"looking for pictures in {place}")
+        root = os.path.abspath(place)
+        return Files(
+            [
+                PictureId(os.path.join(root, folder.name, file.name), file.size_bytes, file.mtime_ns)
+                for folder in walk(path)
+                for file in folder.files
+                if is_picture(file.name)
+            ]
+        )
+    if is_picture(place):
+        return Files([PictureId(os.path.abspath(place), *file_facts(place))])
+    return Indexed(IndexedSource.whole([open_index(os.path.abspath(place), Hints(), tell)], place))
+
+
+class Originals:
+    """The pictures of an index, opened again by their paths."""
+
+    def __init__(self, places: Sequence[str]) -> None:
+        self._places = places
+
+    @cached_property
+    def _members(self) -> tuple[Gallery, dict[str, int]]:
+        """Where in which shard a picture is that is no file of its own."""
+        gallery = open_gallery(self._places)
+        return gallery, {picture.path: number for number, picture in enumerate(gallery.pictures)}
+
+    def content(self, path: str) -> bytes:
+        """Raises BadPictureError."""
+        if os.path.isfile(path):
+            return read_patiently(path, 0, FILE_LIMIT_BYTES + 1)
+        try:
+            gallery, numbers = self._members
+        except DataError:
+            raise BadPictureError("missing") from None
+        if path not in numbers:
+            raise BadPictureError("missing")
+        return gallery.content(numbers[path])
+
+    def square(self, path: str, size_px: int) -> Image.Image:
+        return to_square(open_picture(self.content(path), size_px), size_px)

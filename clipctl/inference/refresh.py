@@ -1,0 +1,120 @@
+"""Brings an index of embeddings up to date: embeds what is new or changed, forgets what is gone."""
+
+import hashlib
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from clipctl.data.decoding import Pixels
+from clipctl.errors import DataError
+from clipctl.hardware.profile import cache_dir
+from clipctl.inference import embedding_store as stores
+from clipctl.inference.embedder import Embedder, Vectors
+from clipctl.inference.embedding_store import DtypeName, EmbeddingStore, Known, ModelFacts
+from clipctl.inference.gallery import BadFile, Gallery, PictureId, open_gallery
+from clipctl.inference.stream import embed_stream, square_of
+from clipctl.progress import Count, Tell, silent
+
+PART_PICTURES, PART_S = 5_000, 20.0  # embedded work is saved after so many pictures, or so long
+
+
+@dataclass(frozen=True)
+class Refreshed:
+    """What a refresh found and did."""
+
+    pictures: int  # in the index now
+    embedded: int  # new or changed
+    forgotten: int  # no longer there
+    bad: list[BadFile]
+
+
+def facts_of(embedder: Embedder) -> ModelFacts:
+    return ModelFacts(*embedder.identity, embedder.dimensions)
+
+
+def refresh(
+    path: Path,
+    embedder: Embedder,
+    gallery: Gallery,
+    places: Sequence[str],
+    dtype: DtypeName = "float16",
+    progress: Count = lambda done, total: None,
+) -> Refreshed:
+    """Make the index hold just the pictures of a gallery. Interrupted, it keeps what it has for the next time."""
+    with stores.locked(path):
+        model = facts_of(embedder)
+        known = stores.known_pictures(path, model, dtype)
+        known_bad = {one.picture: one for one in EmbeddingStore.open(path).bad()} if stores.is_store(path) else {}
+        before = EmbeddingStore.open(path).all_pictures() if stores.is_store(path) else None
+        wanted = [n for n, one in enumerate(gallery.pictures) if one not in known and one not in known_bad]
+        work = _Work(path, model, dtype, gallery)
+        bad = [known_bad[one] for one in gallery.pictures if one in known_bad]
+        bad += work.embed(embedder, wanted, progress)
+        known |= work.found
+        rows = [(one, known[one]) for one in gallery.pictures if one in known]
+        if not rows:
+            reasons = "; ".join(f"{one.picture.path}: {one.reason}" for one in bad[:3])
+            raise DataError(f"none of the {len(gallery.pictures):,} pictures can be used: {reasons}")
+        if [one for one, _ in rows] != before or len(bad) != len(known_bad):
+            stores.write_state(path, model, dtype, places, rows, bad)
+        forgotten = len(set(before or ()) - {one for one, _ in rows})
+        return Refreshed(len(rows), len(wanted), forgotten, bad)
+
+
+def private_index(
+    place: str, embedder: Embedder, tell: Tell = silent, progress: Count = lambda done, total: None
+) -> tuple[EmbeddingStore, list[BadFile]]:
+    """The index of a folder in the application directory, brought up to date: a first search is a single command."""
+    gallery = open_gallery([place], tell)
+    key = hashlib.sha256(f"{os.path.abspath(place)}\0{embedder.identity.fingerprint}".encode(errors="replace"))
+    path = cache_dir("embeddings") / key.hexdigest()[:24]
+    done = refresh(path, embedder, gallery, [os.path.abspath(place)], progress=progress)
+    return EmbeddingStore.open(path), done.bad
+
+
+class _Work:
+    """Embeds pictures and saves them in parts."""
+
+    def __init__(self, path: Path, model: ModelFacts, dtype: str, gallery: Gallery) -> None:
+        self._path, self._model, self._dtype, self._gallery = path, model, dtype, gallery
+        self._number = stores.next_part(path)
+        self._pictures, self._vectors = list[PictureId](), list[Vectors]()
+        self._saved_s = time.monotonic()
+        self.found: dict[PictureId, Known] = {}
+
+    def embed(self, embedder: Embedder, wanted: Sequence[int], progress: Count) -> list[BadFile]:
+        bad: list[BadFile] = []
+        done = 0
+
+        def decode(number: int) -> Pixels:
+            return square_of(self._gallery.content(number), embedder.size_px)
+
+        try:
+            for batch in embed_stream(embedder, decode, wanted):
+                self._keep([self._gallery.pictures[number] for number in batch.numbers], batch.vectors)
+                bad += [BadFile(self._gallery.pictures[one.picture], one.reason) for one in batch.bad]
+                done += len(batch.numbers) + len(batch.bad)
+                progress(done, len(wanted))
+        except BaseException:  # Ctrl-C too: what was embedded is not lost
+            self._save()
+            raise
+        return bad
+
+    def _keep(self, pictures: Sequence[PictureId], vectors: Vectors) -> None:
+        vectors = vectors.astype(self._dtype)
+        self.found |= {picture: Known(vectors, row) for row, picture in enumerate(pictures)}
+        self._pictures += pictures
+        self._vectors.append(vectors)
+        if len(self._pictures) >= PART_PICTURES or time.monotonic() - self._saved_s >= PART_S:
+            self._save()
+
+    def _save(self) -> None:
+        if self._pictures:
+            vectors = np.concatenate(self._vectors)
+            stores.save_part(self._path, self._model, self._dtype, self._number, self._pictures, vectors)
+        self._number, self._pictures, self._vectors = self._number + 1, [], []
+        self._saved_s = time.monotonic()

@@ -1,0 +1,423 @@
+"""A trained model in use: embed, search, classify, eval."""
+
+import csv
+import io
+import json
+import os
+import shutil
+import tarfile
+
+import numpy as np
+import pytest
+from PIL import Image
+from typer.testing import CliRunner
+
+import clipctl
+from clipctl.cli.app import app
+from clipctl.config.layers import Layer, resolve
+from clipctl.data.catalog import class_names, open_held_out
+from clipctl.data.held_out import Matches
+from clipctl.errors import ConfigError, DataError, StoreError
+from clipctl.inference import embedding_store, evaluation, refresh
+from clipctl.inference.embedding_store import EmbeddingStore
+from clipctl.inference.gallery import Originals, open_gallery
+from clipctl.inference.labels import embed_labels, parse_labels
+from clipctl.inference.refresh import refresh as refreshed
+from clipctl.inference.search import nearest, without
+from clipctl.runs.rundir import RunDir
+from clipctl.training.plan import make_plan
+from tests.conftest import MICRO, train
+
+COLOURS = {"red": (220, 30, 30), "green": (30, 200, 40), "blue": (40, 40, 220)}
+
+
+def draw(path, colour, number=0):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.full((24, 24, 3), COLOURS[colour], dtype=np.uint8)
+    pixels[number % 20 : number % 20 + 4] = 255
+    Image.fromarray(pixels).save(path)
+
+
+@pytest.fixture(scope="module")
+def photos(tmp_path_factory):
+    """Class folders: 12 pictures of each of three colours."""
+    root = tmp_path_factory.mktemp("photos")
+    for colour in COLOURS:
+        for number in range(12):
+            draw(root / colour / f"{number:02d}.png", colour, number)
+    return root
+
+
+@pytest.fixture(scope="module")
+def run(photos, tmp_path_factory):
+    """A model that has learnt the three colours."""
+    run = RunDir.create(tmp_path_factory.mktemp("runs"), "tiny", "colours")
+    values = {**MICRO, "data.source": str(photos), "data.val_fraction": 0.3, "train.epochs": 30, "optim.lr": 3e-3}
+    train(make_plan(resolve([Layer("test", values)])), run)
+    run.release()
+    return run
+
+
+@pytest.fixture(scope="module")
+def model(run):
+    return clipctl.load("colours", runs_dir=run.path.parent)
+
+
+@pytest.fixture
+def folder(photos, tmp_path):
+    shutil.copytree(photos, tmp_path / "photos")
+    return tmp_path / "photos"
+
+
+def make_index(path, model, folder):
+    return refreshed(path, model, open_gallery([str(folder)]), [str(folder)])
+
+
+# --- pictures ----------------------------------------------------------------------------------------------------
+
+
+def test_a_folder_a_file_a_table_and_shards_are_galleries(folder, tmp_path):
+    (folder / "notes.txt").write_text("no picture")
+    whole = open_gallery([str(folder)])
+    assert len(whole.pictures) == 36 and all(os.path.isabs(one.path) for one in whole.pictures)
+    one = open_gallery([str(folder / "red" / "00.png")])
+    assert one.pictures == [next(p for p in whole.pictures if p.path.endswith("red/00.png"))]
+    table = tmp_path / "captions.csv"
+    table.write_text("filepath,caption\nphotos/red/00.png,red\nphotos/blue/01.png,blue\n")
+    assert [os.path.basename(p.path) for p in open_gallery([str(table)]).pictures] == ["00.png", "01.png"]
+    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
+        for name, content in (("a.png", (folder / "red/00.png").read_bytes()), ("a.txt", b"red")):
+            info = tarfile.TarInfo(name)
+            info.size = len(content)
+            tar.addfile(info, io.BytesIO(content))
+    shard = open_gallery([str(tmp_path / "shard.tar")])
+    assert shard.content(0) == (folder / "red/00.png").read_bytes()
+    assert Originals([str(tmp_path / "shard.tar")]).content(shard.pictures[0].path) == shard.content(0)
+
+
+def test_a_picture_in_two_places_counts_once(folder):
+    gallery = open_gallery([str(folder / "red"), str(folder), str(folder / "red" / "03.png")])
+    assert len(gallery.pictures) == 36 and gallery.pictures[0].path.endswith("red/00.png")
+    assert gallery.content(0) == (folder / "red/00.png").read_bytes()
+
+
+# --- the index ---------------------------------------------------------------------------------------------------
+
+
+def test_an_index_holds_what_the_model_says(model, folder, tmp_path):
+    done = make_index(tmp_path / "index", model, folder)
+    assert (done.pictures, done.embedded, done.forgotten, done.bad) == (36, 36, 0, [])
+    store = EmbeddingStore.open(tmp_path / "index")
+    paths = [store.picture(row).path for row in range(len(store))]
+    assert store.vectors.dtype == np.float16 and not store.problems()
+    assert np.allclose(store.vectors, model.embed_images(paths), atol=1e-3)
+    manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
+    by_numpy = np.load(tmp_path / "index" / manifest["files"]["vectors"])
+    assert np.array_equal(by_numpy, store.vectors) and manifest["model"]["fingerprint"] == model.identity.fingerprint
+
+
+def test_again_only_what_changed_is_embedded(model, folder, tmp_path, monkeypatch):
+    make_index(tmp_path / "index", model, folder)
+    before = {one.path: one for one in EmbeddingStore.open(tmp_path / "index").all_pictures()}
+    assert make_index(tmp_path / "index", model, folder).embedded == 0
+    (folder / "red" / "00.png").unlink()
+    draw(folder / "blue" / "01.png", "red", 7)
+    draw(folder / "new" / "deep" / "x.png", "green")
+    (folder / "green" / "broken.jpg").write_bytes(b"no picture")
+    done = make_index(tmp_path / "index", model, folder)
+    assert (done.pictures, done.embedded, done.forgotten) == (36, 3, 2)  # the changed one is another picture
+    assert [(os.path.basename(one.picture.path), one.reason) for one in done.bad] == [("broken.jpg", "not a picture")]
+    store = EmbeddingStore.open(tmp_path / "index")
+    now = {store.picture(row).path: row for row in range(len(store))}
+    assert before.keys() - now.keys() == {str(folder / "red" / "00.png")}
+    changed = now[str(folder / "blue" / "01.png")]
+    assert np.allclose(store.vectors[changed], model.embed_images([folder / "blue" / "01.png"])[0], atol=1e-3)
+    monkeypatch.setattr(refresh, "embed_stream", lambda _, decode, wanted: iter(()) if not wanted else pytest.fail())
+    again = make_index(tmp_path / "index", model, folder)
+    assert again.embedded == 0 and len(again.bad) == 1  # known to be bad, and still said
+
+
+def test_an_interrupted_refresh_goes_on_where_it_was(model, folder, tmp_path):
+    gallery, index = open_gallery([str(folder)]), tmp_path / "index"
+
+    def interrupt(done, total):
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(refresh, "embed_stream", lambda *arguments: _small_batches(*arguments))
+        with pytest.raises(KeyboardInterrupt):
+            refreshed(index, model, gallery, [str(folder)], progress=interrupt)
+    assert not embedding_store.is_store(index)
+    assert make_index(index, model, folder).embedded == 36 - 5
+    assert not (index / ".parts").exists() and not EmbeddingStore.open(index).problems()
+
+
+def _small_batches(embedder, decode, wanted):
+    from clipctl.inference.stream import embed_stream
+
+    return embed_stream(embedder, decode, wanted, batch_size=5)
+
+
+def test_readers_never_see_half_a_state(model, folder, tmp_path, monkeypatch):
+    index = tmp_path / "index"
+    make_index(index, model, folder)
+    draw(folder / "new.png", "red")
+    real = embedding_store.files.write_json
+    monkeypatch.setattr(embedding_store.files, "write_json", lambda *_: (_ for _ in ()).throw(OSError("disk full")))
+    with pytest.raises(OSError, match="disk full"):
+        make_index(index, model, folder)
+    assert len(EmbeddingStore.open(index)) == 36
+    monkeypatch.setattr(embedding_store.files, "write_json", real)
+    assert make_index(index, model, folder).pictures == 37
+    assert len(list(index.glob("vectors-*.npy"))) == 1
+
+
+@pytest.mark.parametrize("kind", ["vectors", "pictures", "manifest"])
+@pytest.mark.parametrize("how", ["cut", "gone", "garbage"])
+def test_a_damaged_index_is_said_to_be(model, folder, tmp_path, kind, how):
+    index = tmp_path / "index"
+    make_index(index, model, folder)
+    name = "manifest.json" if kind == "manifest" else embedding_store.read_manifest(index).names[kind]
+    if how == "gone":
+        (index / name).unlink()
+    elif how == "cut":
+        (index / name).write_bytes((index / name).read_bytes()[:-40])
+    else:
+        (index / name).write_bytes(b"\x93NUMPY garbage" * 20)
+    with pytest.raises((StoreError, DataError)):
+        store = EmbeddingStore.open(index)
+        for row in range(len(store)):
+            store.picture(row)
+
+
+def test_a_second_refresh_at_the_same_time_is_refused(model, folder, tmp_path):
+    with embedding_store.locked(tmp_path / "index"), pytest.raises(DataError, match="another process"):
+        make_index(tmp_path / "index", model, folder)
+
+
+def test_an_index_of_another_model_is_refused(model, folder, tmp_path):
+    make_index(tmp_path / "index", model, folder)
+    other = clipctl.load(model.identity.path)
+    other.identity = other.identity._replace(fingerprint="0" * 64, name="other@1")
+    with pytest.raises(StoreError, match=r"made with another model \(colours@\d+\), not with other@1"):
+        make_index(tmp_path / "index", other, folder)
+
+
+# --- search ------------------------------------------------------------------------------------------------------
+
+
+def store_of(tmp_path, vectors, dtype="float16"):
+    facts = embedding_store.ModelFacts("model", "model", "f" * 64, vectors.shape[1])
+    known = [
+        (embedding_store.PictureId(f"/{row}", 1, 1), embedding_store.Known(vectors, row)) for row in range(len(vectors))
+    ]
+    with embedding_store.locked(tmp_path):
+        embedding_store.write_state(tmp_path, facts, dtype, ["/"], known, [])
+    return EmbeddingStore.open(tmp_path)
+
+
+def test_search_equals_brute_force_and_breaks_ties_by_order(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    vectors = rng.normal(size=(500, 16)).astype(np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    vectors[[400, 77, 30]] = vectors[5]
+    store = store_of(tmp_path / "index", vectors)
+    queries = np.stack([vectors[5], vectors[200], -vectors[9]])
+    monkeypatch.setattr("clipctl.inference.search.BLOCK_VALUES", 16 * 33)
+    found = nearest(store, queries, 7)
+    stored = np.asarray(store.vectors).astype(np.float32)
+    for query, rows, scores in zip(queries, found.rows, found.scores, strict=True):
+        exact = stored @ query
+        assert rows.tolist() == np.argsort(-exact, kind="stable")[:7].tolist()
+        assert np.allclose(scores, exact[rows], atol=1e-6)
+    assert found.rows[0][:4].tolist() == [5, 30, 77, 400]
+    assert [len(rows) for rows in nearest(store, queries, 900, threshold=0.99).rows] == [4, 1, 0]
+
+
+def test_what_is_not_wanted_counts_half(tmp_path):
+    store = store_of(tmp_path / "index", np.eye(3, dtype=np.float32))
+    query = without(np.array([[0.8, 0.6, 0.0]], np.float32), np.array([[1.0, 0.0, 0.0]], np.float32))
+    found = nearest(store, query, 3)
+    assert found.rows[0].tolist() == [1, 0, 2] and found.scores[0].tolist() == pytest.approx([0.6, 0.3, 0.0])
+
+
+# --- labels ------------------------------------------------------------------------------------------------------
+
+
+def test_labels_are_read_from_text_or_file(tmp_path):
+    (tmp_path / "labels.txt").write_text("\ufeffcat\n\n a  dog \ncat\n", encoding="utf-8")
+    assert parse_labels(None, tmp_path / "labels.txt") == ["cat", "a dog"] == parse_labels("cat, a dog,cat,", None)
+    for text, file, words in (
+        (None, None, "labels are needed"),
+        ("one", None, "at least two"),
+        (None, tmp_path / "absent", "cannot be read"),
+    ):
+        with pytest.raises((ConfigError, DataError), match=words):
+            parse_labels(text, file)
+
+
+def test_several_templates_are_averaged(model):
+    both = embed_labels(model, ["red", "blue"], ["a {}", "the {} one"])
+    parts = [model.embed_texts([f"a {label}", f"the {label} one"]).mean(axis=0) for label in ("red", "blue")]
+    assert np.allclose(both, [part / np.linalg.norm(part) for part in parts], atol=1e-6)
+    with pytest.raises(ConfigError, match=r"must contain \{\} once"):
+        embed_labels(model, ["red", "blue"], ["no place"])
+
+
+# --- evaluation --------------------------------------------------------------------------------------------------
+
+
+def test_recall_equals_a_count_by_numpy_with_five_captions_and_ties():
+    rng = np.random.default_rng(1)
+    pictures, each, dimensions = 60, 5, 8
+    image = rng.normal(size=(pictures, dimensions)).astype(np.float32)
+    owners = np.array([*range(pictures), *np.repeat(np.arange(pictures), each - 1)])
+    text = (image[owners] + 0.8 * rng.normal(size=(len(owners), dimensions))).astype(np.float32)
+    image /= np.linalg.norm(image, axis=1, keepdims=True)
+    text /= np.linalg.norm(text, axis=1, keepdims=True)
+    text[7], image[20] = text[3], image[21]  # equal vectors: ties, which count against the model
+    captions = [f"caption {number}" for number in range(len(owners))]
+    matches = Matches(owners.tolist(), captions, np.arange(pictures, dtype=np.uint64))
+    data = evaluation.EmbeddedData(image, text, owners, captions, matches, np.zeros((pictures, 1), np.float32), [])
+    found = evaluation.rank(data).recalls()
+    similarity = image @ text.T
+    for k in (1, 5, 10):
+        i2t = np.mean(
+            [(similarity[p] >= similarity[p][owners == p].max())[owners != p].sum() < k for p in range(pictures)]
+        )
+        t2i = np.mean(
+            [(np.delete(similarity[:, c], owners[c]) >= similarity[owners[c], c]).sum() < k for c in range(len(owners))]
+        )
+        assert found[f"i2t_r{k}"] == pytest.approx(i2t) and found[f"t2i_r{k}"] == pytest.approx(t2i)
+    assert 0 < found["i2t_r1"] < 1 and found["i2t_r1"] < found["i2t_r5"] < found["i2t_r10"]
+
+
+def test_intervals_and_differences_are_those_of_resampling():
+    rng = np.random.default_rng(0)
+    owners = np.arange(400)
+    good, better = (np.where(rng.random(400) < share, 0, 50) for share in (0.5, 0.7))
+    ranks = [evaluation.Ranks(one, one, owners) for one in (good, better)]
+    low, high = evaluation.interval(ranks[0].resampled()["i2t_r1"])
+    share = float((good == 0).mean())
+    assert low < share < high and high - low == pytest.approx(2 * 1.96 * 0.5 / 20, rel=0.15)
+    scores = [evaluation.ModelScores("m", one.recalls(), {}, one.resampled(), [None] * 3, 0.0, None) for one in ranks]
+    gap, none = evaluation.difference(*scores), evaluation.difference(scores[0], scores[0])
+    assert gap.is_more_than_chance and gap.low < gap.value < gap.high
+    assert none == (0.0, 0.0, 0.0) and not none.is_more_than_chance
+
+
+def test_a_model_is_judged_by_the_pictures_it_was_not_trained_on(run, model):
+    from clipctl.data.catalog import open_data
+
+    source = open_data(model.config.data).val
+    data = evaluation.embed_data(model, source)
+    found = evaluation.scores_of(model, data)
+    assert found.recalls["i2t_r1"] > 0.9 and data.pictures == len(source)
+    assert evaluation.chance_recalls(data)["i2t_r1"] == pytest.approx(1 / 3, abs=0.1)
+    assert evaluation.baseline(data, open_data(model.config.data).train) > 0.9  # colours are easy for pixels too
+    assert 0 <= found.modality_gap <= 2 and 0 <= found.calibration.error <= 1
+
+
+def test_zero_shot_on_class_folders(model, photos):
+    source = open_held_out(resolve([Layer("test", {"data.source": str(photos)})]).data)
+    truths = class_names(source, "a photo of a {}")
+    assert truths is not None and set(truths) == set(COLOURS)
+    data = evaluation.embed_data(model, source)
+    found = evaluation.zero_shot(model, data, truths, sorted(COLOURS), ["a photo of a {}"])
+    assert found.top1 > 0.9 and found.top5 == 1 and found.left_out == 0
+    assert [(one.label, one.pictures) for one in found.classes] == [(label, 12) for label in sorted(COLOURS)]
+    fewer = evaluation.zero_shot(model, data, [None if t == "red" else t for t in truths], ["blue", "green"], ["{}"])
+    assert fewer.left_out == 12
+
+
+# --- the command line --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def invoke(run, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLIPCTL_RUNS", str(run.path.parent))
+    monkeypatch.setenv("COLUMNS", "120")
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments):
+        return CliRunner().invoke(app, [str(one) for one in arguments])
+
+    return call
+
+
+def test_from_folder_to_search(invoke, folder):
+    done = invoke("embed", "colours", folder, "-o", "index")
+    assert done.exit_code == 0 and "36 pictures in index" in done.stdout, done.output
+    found = invoke("search", "index", "a photo of a red", folder / "blue" / "02.png", "--top", 5, "--json")
+    document = json.loads(found.stdout)
+    assert document["schema"] == "clipctl.search/1" and len(document["results"]) == 10
+    first, second = document["results"][0], document["results"][5]
+    assert "/red/" in first["path"] and first["rank"] == 1 and -1 <= first["score"] <= 1.001
+    assert second["path"].endswith("blue/02.png") and second["score"] > 0.99
+    words = invoke("search", "index", "a photo of a green", "--top", 2, "--sheet", "sheet.png")
+    assert words.exit_code == 0 and words.stdout.count("photos/green/") == 2
+    assert Image.open("sheet.png").size[0] > 300
+    none = invoke("search", "index", "a photo of a green", "--threshold", 2)
+    assert none.exit_code == 0 and "nothing above the threshold" in none.stdout
+
+
+def test_a_folder_is_searched_with_one_command(invoke, folder, monkeypatch, tmp_path):
+    monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path / "home"))
+    found = invoke("search", folder, "a photo of a red", "--model", "colours", "--top", 3, "--json")
+    assert found.exit_code == 0 and all("/red/" in one["path"] for one in json.loads(found.stdout)["results"])
+    assert not (folder / "manifest.json").exists()
+    (folder / "red" / "00.png").unlink()
+    again = invoke("search", folder, "a photo of a red", "--model", "colours", "--top", 99, "--json")
+    assert json.loads(again.stdout)["pictures"] == 35
+
+
+def test_pictures_are_named(invoke, folder):
+    (folder / "red" / "bad.png").write_bytes(b"")
+    labels = ("--labels", "red,green,blue", "--template", "a photo of a {}")
+    table = invoke("classify", "colours", folder / "red", *labels)
+    assert table.exit_code == 0 and table.stdout.splitlines()[1].split()[1] == "red"
+    assert "1 picture cannot be used: 1 empty" in table.stderr
+    document = json.loads(invoke("classify", "colours", folder / "red", *labels, "--top", 3, "--json").stdout)
+    assert len(document["pictures"]) == 12 and document["bad"][0]["reason"] == "empty"
+    shares = [one["probability"] for one in document["pictures"][0]["labels"]]
+    assert sum(shares) == pytest.approx(1) and shares == sorted(shares, reverse=True)
+    rows = list(csv.DictReader(io.StringIO(invoke("classify", "colours", folder, *labels, "--csv").stdout)))
+    assert len(rows) == 36 and {row["label"] for row in rows} == set(COLOURS)
+
+
+def test_a_model_is_judged(invoke, photos, run):
+    own = invoke("eval", "colours")
+    assert own.exit_code == 0 and "picture to caption" in own.stdout and "nearest training picture" in own.stdout
+    step = clipctl.load("colours@last", runs_dir=run.path.parent).identity.name
+    document = json.loads(invoke("eval", "colours", photos, "--against", "colours@last", "--json").stdout)
+    assert document["pictures"] == 36 and document["zero_shot_top1"] > 0.9 and document["i2t_r1"] > 0.9
+    assert document["against"][0]["model"] == step and len(document["classes"]) == 3
+    shown = invoke("eval", "colours", photos, "--classes", "red,blue", "--template", "a {}")
+    assert "12 pictures are none of these classes" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("embed", "colours", "empty", "-o", "index"), 2, "there are no pictures in empty"),
+        (("embed", "colours", "absent", "-o", "index"), 2, "no such file"),
+        (("embed", "colours", "bad", "-o", "index"), 2, "none of the 1 pictures can be used"),
+        (("embed", "nobody", "bad", "-o", "index"), 2, "nobody"),
+        (("embed", "colours", "bad", "-o", "index", "--dtype", "int8"), 2, "float16 or float32"),
+        (("search", "empty", "red"), 2, "is not an index"),
+        (("search", "empty", " "), 2, "the query is empty"),
+        (("search", "empty", "red", "--sheet", "x.doc"), 2, "unknown file type"),
+        (("classify", "colours", "bad", "--labels-file", "absent"), 2, "cannot be read"),
+        (("classify", "colours", "bad", "--labels", "a,b"), 2, "none of the 1 pictures can be used"),
+        (("classify", "colours", "bad", "--labels", "a,b", "--csv", "--json"), 2, "exclude each other"),
+        (("eval", "nobody"), 2, "nobody"),
+        (("eval", "colours", "--template", "a {}", "--set", "data.seed=1"), 0, ""),
+    ],
+)
+def test_mistakes(invoke, tmp_path, arguments, code, words):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "x.png").write_bytes(b"no picture")
+    done = invoke(*arguments)
+    assert done.exit_code == code and words in done.output, done.output
+    assert not (tmp_path / "index" / "manifest.json").exists()
