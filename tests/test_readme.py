@@ -67,7 +67,12 @@ def place(runs, tmp_path_factory):
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp_path):
-    is_use = command.split()[1] in ("search", "embed", "classify", "eval", "browse") or "test.csv" in command
+    # Where commands may write.
+    is_use = (
+        "runs export" in command
+        or command.split()[1] in ("search", "embed", "classify", "eval", "browse", "report")
+        or "test.csv" in command
+    )
     monkeypatch.chdir(place if is_use else tmp_path if "--svg" in command else ROOT)
     monkeypatch.setenv("CLIPCTL_RUNS", str(runs))
     arguments = shlex.split(command.split(" > ")[0], comments=True)[1:]

@@ -20,6 +20,7 @@ from clipctl.cli.commands import (
     evaluate,
     monitor,
     recommend_device,
+    report,
     search,
     train,
 )
@@ -90,7 +91,10 @@ app.command("bench", cls=SpreadCommand)(bench.bench)
 app.command("doctor", cls=LightCommand)(doctor.doctor)
 app.command("recommend-device", cls=SpreadCommand)(recommend_device.recommend_device)
 app.command("monitor", cls=LightCommand)(monitor.monitor)
-app.command("runs", cls=LightCommand)(monitor.runs)
+app.command("report", cls=LightCommand)(report.report)
+history = typer.Typer(cls=Commands, invoke_without_command=True, callback=monitor.runs)
+history.command("export", cls=LightCommand)(monitor.export)
+app.add_typer(history, name="runs")
 app.command("stop", cls=LightCommand)(monitor.stop)
 app.command("completion", cls=LightCommand)(completion.completion)
 

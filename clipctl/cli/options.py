@@ -211,6 +211,18 @@ Templates = Annotated[
 TopLabels = Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Labels for each picture.")]
 Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Default: any that is free.")]
 NoOpen = Annotated[bool, _switch("--no-open", "Print the address, open no browser.")]
+RunsToReport = Annotated[
+    list[str], _argument("RUN...", "By name, or the beginning or end of it; several are compared.")
+]
+ReportOut = Annotated[Path | None, _option("-o", "File to write; default: report.html.", None, "FILE")]
+RunToExport = Annotated[str, _argument("RUN", "Its name, or the beginning or end of it.")]
+ExportTo = Annotated[str, typer.Option("--to", metavar="NAME", help="csv or tensorboard.")]
+ExportOut = Annotated[Path | None, _option("-o", "Directory to write to; default: RUN-csv.", None, "DIR")]
+PlotName = Annotated[
+    str | None,
+    _option("--plot", "Only loss, recall, recall-at, accuracy, lr, temperature, grad-norm or speed.", None, "NAME"),
+]
+NoPictures = Annotated[bool, _switch("--no-pictures", "Leave out what the model finds.")]
 Csv = Annotated[bool, _switch("--csv", "Print a table with commas.")]
 
 _MEASURE = "What to measure"

@@ -220,6 +220,13 @@ class RunDir:
         with suppress(OSError), replaced(self.status_file, durable=False) as partial:
             partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
 
+    def read_config(self) -> str:
+        """The text of its settings; empty if there is none."""
+        try:
+            return read_bounded(self.config_file, _JSON_LIMIT_BYTES).decode(errors="replace")
+        except OSError:
+            return ""
+
     def read_environment(self) -> dict[str, Any]:
         """What the run was made with, as far as known."""
         try:

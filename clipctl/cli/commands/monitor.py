@@ -3,8 +3,10 @@
 import sys
 from pathlib import Path
 
+import typer
+
 from clipctl.cli import options, output
-from clipctl.errors import RunError
+from clipctl.errors import ConfigError, RunError
 
 
 def monitor(
@@ -39,11 +41,30 @@ def monitor(
             screen.follow(console, watcher, interval)
 
 
-def runs(runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
+def runs(context: typer.Context, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
     """List all runs: state, step, score, age, size."""
     from clipctl.runs.rundir import runs_root
 
-    list_runs(runs_root(runs_dir), as_json=json)
+    if context.invoked_subcommand is None:
+        list_runs(runs_root(runs_dir), as_json=json)
+
+
+def export(
+    run: options.RunToExport,
+    to: options.ExportTo = "csv",
+    out: options.ExportOut = None,
+    runs_dir: options.RunsDir = None,
+) -> None:
+    """Write the metrics of a run for other tools: CSV files, or TensorBoard."""
+    from clipctl.report.export import TARGETS, export_csv, export_tensorboard
+    from clipctl.runs.rundir import RunDir, runs_root
+
+    if to not in TARGETS:
+        raise ConfigError(f"--to must be csv or tensorboard, got {to!r}")
+    found = RunDir.find(runs_root(runs_dir), run)
+    directory = out or Path(f"{found.name}-{to}")
+    for path in (export_csv if to == "csv" else export_tensorboard)(found, directory):
+        output.data().print(output.plain(f"wrote {path}"), soft_wrap=True)
 
 
 def stop(run: options.RunToStop, timeout: options.WaitSeconds = 120.0, runs_dir: options.RunsDir = None) -> None:
