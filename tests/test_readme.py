@@ -18,6 +18,7 @@ from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.hardware.profile import Machine
 from clipctl.inference.gallery import open_gallery
 from clipctl.inference.refresh import refresh
+from clipctl.inference.suspects import Suspicion
 from clipctl.model import cost
 from clipctl.runs.rundir import RunDir
 from clipctl.training.plan import make_plan
@@ -67,12 +68,8 @@ def place(runs, tmp_path_factory):
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp_path):
-    # Where commands may write.
-    is_use = (
-        "runs export" in command
-        or command.split()[1] in ("search", "embed", "classify", "eval", "browse", "report")
-        or "test.csv" in command
-    )
+    uses = {"search", "embed", "classify", "eval", "browse", "report", "export", "suspects", "test.csv"}
+    is_use = bool(uses & set(command.split()))
     monkeypatch.chdir(place if is_use else tmp_path if "--svg" in command else ROOT)
     monkeypatch.setenv("CLIPCTL_RUNS", str(runs))
     arguments = shlex.split(command.split(" > ")[0], comments=True)[1:]
@@ -84,6 +81,8 @@ def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp
     if arguments[0] == "browse":
         monkeypatch.setattr("clipctl.report.browse.Server.serve_forever", lambda server: None)
         monkeypatch.setattr("webbrowser.open", lambda address: True)
+    if "suspects" in arguments:  # the run of this test has built-in pictures, which cannot be wrong
+        monkeypatch.setattr("clipctl.inference.suspects.find_suspects", lambda *_: Suspicion([], [], 3))
     if "--measure" in arguments:
         monkeypatch.setattr("clipctl.bench.steps.measure_workload", lambda *_: None)
     done = CliRunner().invoke(app, [*arguments, *extra.get(arguments[0], [])])

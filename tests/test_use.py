@@ -421,3 +421,65 @@ def test_mistakes(invoke, tmp_path, arguments, code, words):
     done = invoke(*arguments)
     assert done.exit_code == code and words in done.output, done.output
     assert not (tmp_path / "index" / "manifest.json").exists()
+
+
+# --- suspects ----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def swapped(tmp_path_factory):
+    """Pictures of three colours, three of 60 with a wrong caption; and a run that was trained on them."""
+    root = tmp_path_factory.mktemp("swapped")
+    rows, wrong = [], {"07.png": "red", "31.png": "blue", "50.png": "green"}
+    for number in range(60):
+        colour, name = list(COLOURS)[number % 3], f"{number:02d}.png"
+        draw(root / name, colour, number)
+        rows.append(f"{name},a {wrong.get(name, colour)} wall\n")
+        assert wrong.get(name) != colour
+    (root / "captions.csv").write_text("filepath,caption\n" + "".join(rows))
+    run = RunDir.create(root / "runs", "tiny", "walls")
+    values = {**MICRO, "data.source": str(root / "captions.csv"), "data.val_fraction": 0.2, "train.epochs": 25}
+    train(make_plan(resolve([Layer("test", {**values, "optim.lr": 3e-3})])), run)
+    run.release()
+    return run, set(wrong)
+
+
+def test_wrong_captions_come_first(swapped, tmp_path, monkeypatch):
+    run, wrong = swapped
+    monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path / "home"))
+    table, sheet = tmp_path / "suspects.csv", tmp_path / "sheet.png"
+    arguments = [
+        "data",
+        "suspects",
+        str(run.path),
+        "--folds",
+        "2",
+        "--top",
+        "5",
+        "--sheet",
+        str(sheet),
+        "-o",
+        str(table),
+    ]
+    done = CliRunner().invoke(app, [*arguments, "--json"])
+    assert done.exit_code == 0, done.output
+    document = json.loads(done.stdout)
+    assert {os.path.basename(one["path"]) for one in document["suspects"][:3]} == wrong and document["folds"] == 2
+    assert document["suspects"][0]["suggestion"] != document["suspects"][0]["caption"]
+    rows = list(csv.DictReader(table.open()))
+    assert len(rows) == 60 == document["pairs"] and Image.open(sheet).size[0] > 300
+    assert not list((tmp_path / "home" / "folds").iterdir())  # what was trained for it is gone
+    by_itself = CliRunner().invoke(app, ["data", "suspects", str(run.path), "--top", "3"])
+    assert by_itself.exit_code == 0 and "judged by the run itself" in by_itself.stdout
+    assert CliRunner().invoke(app, ["data", "suspects", str(run.path), "--folds", "1"]).exit_code == 2
+
+
+def test_pictures_on_both_sides_of_the_split_are_found(model, photos, tmp_path):
+    from clipctl.inference.suspects import DUPLICATE, _duplicates
+
+    data = evaluation.embed_data(model, open_held_out(resolve([Layer("test", {"data.source": str(photos)})]).data))
+    labels = [f"{number}" for number in range(36)]
+    found = _duplicates({"train": data, "val": data}, {"train": labels, "val": labels})
+    assert len(found) == 36 and all(one.similarity >= DUPLICATE for one in found)
+    brighter = evaluation.EmbeddedData(*[*vars(data).values()][:5], -data.thumbnails, [])
+    assert not _duplicates({"train": data, "val": brighter}, {"train": labels, "val": labels})

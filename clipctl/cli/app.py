@@ -81,6 +81,7 @@ for name, command in checkpoint.COMMANDS.items():
 app.add_typer(checkpoints, name="checkpoint")
 datasets = typer.Typer(cls=Commands, help="Look at pictures and captions before training.", no_args_is_help=True)
 datasets.command("inspect", cls=LightCommand)(data.inspect)
+datasets.command("suspects", cls=LightCommand)(data.suspects)
 app.add_typer(datasets, name="data")
 app.command("classify", cls=LightCommand)(classify.classify)
 app.command("eval", cls=LightCommand)(evaluate.evaluate)

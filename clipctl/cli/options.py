@@ -211,6 +211,8 @@ Templates = Annotated[
 TopLabels = Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Labels for each picture.")]
 Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Default: any that is free.")]
 NoOpen = Annotated[bool, _switch("--no-open", "Print the address, open no browser.")]
+Folds = Annotated[int, typer.Option("--folds", metavar="N", min=0, max=20, help="Train N models to judge by.")]
+SuspectsOut = Annotated[Path | None, _option("-o", "Write all pairs as CSV, to edit.", None, "FILE")]
 RunsToReport = Annotated[
     list[str], _argument("RUN...", "By name, or the beginning or end of it; several are compared.")
 ]

@@ -1,8 +1,10 @@
 """clipctl data …"""
 
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from clipctl.cli import options, output
+from clipctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from clipctl.config.layers import Layer
@@ -59,3 +61,38 @@ def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
     workload = Workload.of(replace(config, model=model), min(ASSUMED_TEXT_TOKENS, text.context))
     estimate = CostModel(load_profile()).step_s(Setting("cpu", "fp32", cpu.usable_cores()), workload)
     return config.train.batch_size / estimate.value if estimate else None
+
+
+def suspects(
+    run: options.Model,
+    folds: options.Folds = 0,
+    top: options.Top = 20,
+    out: options.SuspectsOut = None,
+    sheet: options.Sheet = None,
+    runs_dir: options.RunsDir = None,
+    json: options.Json = False,
+) -> None:
+    """Find captions that do not fit their picture, and pictures on both sides of the split."""
+    from clipctl.cli.views import suspects as view
+
+    if folds == 1:
+        raise ConfigError("--folds must be 2 or more: each part is judged by a model trained on the others")
+    with output.counting("embedding", "loading the model") as (tell, progress):
+        from clipctl.inference.suspects import find_suspects, write_csv
+        from clipctl.runs.rundir import runs_root
+        from clipctl.runs.store import find_checkpoint
+
+        found = find_suspects(find_checkpoint(runs_root(runs_dir), run, default="best"), folds, tell, progress)
+    if out:
+        write_csv(found, out)
+        output.prose().print(f"wrote {out}", markup=False)
+    if sheet:
+        view.write_sheet_of(found.suspects[:top], sheet)
+        output.prose().print(f"wrote {sheet}", markup=False)
+    if json:
+        facts = {"folds": found.folds, "pairs": len(found.suspects)}
+        suspected = [asdict(one) for one in found.suspects[:top]]
+        duplicates = [asdict(one) for one in found.duplicates]
+        output.print_json("data-suspects", {**facts, "suspects": suspected, "duplicates": duplicates})
+    else:
+        output.show_parts(view.parts(found, top))
