@@ -2,29 +2,32 @@
 
 import clipctl
 
-summary = clipctl.train("photos", {"train.epochs": 20})
-model = clipctl.load(f"{summary.run}@best")
-model.embed_texts(["a red cat"]) @ model.embed_images(["cat.jpg"]).T
+summary = clipctl.train("photos", {"train.time": "10m"})
+pictures = clipctl.index(summary.run, "photos", "photos.index")
+pictures.search("a red boat")
 """
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "load", "train"]
+__all__ = ["__version__", "classify", "evaluate", "index", "load", "open_index", "train"]
 
 if TYPE_CHECKING:
     from clipctl.inference.embedder import load
+    from clipctl.inference.library import classify, evaluate, index, open_index
     from clipctl.training.session import train
+
+_LIBRARY = "clipctl.inference.library"
+_HOMES = {
+    "load": "clipctl.inference.embedder",
+    "train": "clipctl.training.session",
+    **dict.fromkeys(("classify", "evaluate", "index", "open_index"), _LIBRARY),
+}
 
 
 def __getattr__(name: str) -> Any:
-    """`load` and `train` import torch, so they are imported when they are first used."""
-    if name == "load":
-        from clipctl.inference.embedder import load
-
-        return load
-    if name == "train":
-        from clipctl.training.session import train
-
-        return train
+    """All of these import torch, so they are imported when they are first used."""
+    if name in _HOMES:
+        return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -4,8 +4,10 @@ import csv
 import io
 import json
 import os
+import re
 import shutil
 import tarfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -483,3 +485,35 @@ def test_pictures_on_both_sides_of_the_split_are_found(model, photos, tmp_path):
     assert len(found) == 36 and all(one.similarity >= DUPLICATE for one in found)
     brighter = evaluation.EmbeddedData(*[*vars(data).values()][:5], -data.thumbnails, [])
     assert not _duplicates({"train": data, "val": brighter}, {"train": labels, "val": labels})
+
+
+# --- from Python -------------------------------------------------------------------------------------------------
+
+
+def test_the_lines_of_the_documentation_work(photos, tmp_path, monkeypatch, capsys):
+    """docs/use.md, from a folder to a search."""
+    page = (Path(__file__).parent.parent / "docs" / "use.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    shutil.copytree(photos, tmp_path / "photos")
+    for name in ("boat.jpg", "dog.jpg"):
+        draw(tmp_path / name, "red")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(clipctl, "train", lambda data, settings: real_train(data, {**MICRO, "data.source": data}))
+    exec(compile(code, "docs/use.md", "exec"), {})
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 5 + 1 + 36 and "photos/" in lines[0] and 0 <= float(lines[5]) <= 1
+
+
+def real_train(data, settings):
+    from clipctl.training.session import train
+
+    return train(data, settings)
+
+
+def test_an_index_opens_with_its_own_model(model, folder, tmp_path):
+    made = clipctl.index(model, folder, tmp_path / "index")
+    opened = clipctl.open_index(tmp_path / "index")
+    picture = Image.open(folder / "blue" / "01.png")
+    assert len(opened) == 36 and opened.search("a photo of a red", top=3) == made.search("a photo of a red", top=3)
+    assert "/blue/" in opened.search(picture, top=1)[0].path == made.search(np.array(picture), top=1)[0].path
+    assert "/red/" not in opened.search("a photo of a red", minus=["a photo of a red"] * 4, top=1)[0].path

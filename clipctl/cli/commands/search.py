@@ -33,6 +33,7 @@ def search(
     if sheet:
         check_sheet(sheet)
     with output.counting("embedding", "loading the model") as (tell, progress):
+        from clipctl.inference.library import embed_queries
         from clipctl.inference.search import nearest, without
 
         store, embedder = opened(index, model, device, runs_dir, tell, progress)
@@ -77,20 +78,6 @@ def opened(
     store, bad = private_index(str(index), embedder, tell, progress)
     show_bad(bad)
     return store, embedder
-
-
-def embed_queries(embedder: "Embedder", queries: list[str]) -> Any:
-    """(Q, E). A query that names a picture file is that picture; any other is words."""
-    import numpy as np
-
-    from clipctl.data.formats.rows import is_picture
-
-    def vector(query: str) -> Any:
-        if is_picture(query) and Path(query).is_file():
-            return embedder.embed_images([query])[0]
-        return embedder.embed_texts([query])[0]
-
-    return np.stack([vector(query) for query in queries])
 
 
 def show_results(queries: list[str], results: list[dict[str, Any]]) -> None:

@@ -1,0 +1,105 @@
+"""Searching, naming and judging from Python, in a few lines."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from clipctl.config.layers import Layer, resolve
+from clipctl.data.catalog import open_held_out, read_data
+from clipctl.data.formats.rows import is_picture
+from clipctl.inference import labels as naming
+from clipctl.inference.embedder import Embedder, Picture, Vectors, load
+from clipctl.inference.embedding_store import EmbeddingStore
+from clipctl.inference.evaluation import ModelScores, embed_data, scores_of
+from clipctl.inference.gallery import open_gallery
+from clipctl.inference.labels import Named
+from clipctl.inference.refresh import refresh
+from clipctl.inference.search import nearest, without
+
+
+class Match(NamedTuple):
+    path: str
+    score: float  # cosine similarity
+
+
+class PictureIndex:
+    """Pictures that can be searched.
+
+    >>> pictures = clipctl.index("a1f3", "photos", "photos.index")
+    >>> pictures.search("a red boat", top=3)
+    [Match(path='/home/me/photos/0012.jpg', score=0.41), …]
+    """
+
+    def __init__(self, store: EmbeddingStore, model: Embedder) -> None:
+        store.check_model(model.identity.name, model.identity.fingerprint)
+        self.store, self.model = store, model
+
+    def __len__(self) -> int:
+        return len(self.store)
+
+    def search(
+        self, query: Picture, *, top: int = 10, minus: Sequence[Picture] = (), threshold: float | None = None
+    ) -> list[Match]:
+        """The pictures nearest to words, to a picture file or to a picture; `minus`: what they should not be like."""
+        wanted = embed_queries(self.model, [query])
+        if minus:
+            wanted = without(wanted, embed_queries(self.model, minus))
+        found = nearest(self.store, wanted, top, threshold)
+        rows = zip(found.rows[0], found.scores[0], strict=True)
+        return [Match(self.store.picture(int(row)).path, float(score)) for row, score in rows]
+
+
+def index(model: Embedder | str | Path, places: str | Path | Sequence[str | Path], path: str | Path) -> PictureIndex:
+    """The index at `path`, made or brought up to date, of the pictures at these places."""
+    embedder = model if isinstance(model, Embedder) else load(model)
+    several = [places] if isinstance(places, str | Path) else list(places)
+    names = [os.fspath(place) for place in several]
+    refresh(Path(path), embedder, open_gallery(names), names)
+    return PictureIndex(EmbeddingStore.open(Path(path)), embedder)
+
+
+def open_index(path: str | Path, model: Embedder | str | Path | None = None) -> PictureIndex:
+    """An index as it is, with the model it was made with."""
+    store = EmbeddingStore.open(Path(path))
+    embedder = model if isinstance(model, Embedder) else load(model or store.manifest.model.path)
+    return PictureIndex(store, embedder)
+
+
+def classify(
+    model: Embedder | str | Path,
+    places: str | Path | Sequence[str | Path],
+    labels: Sequence[str],
+    *,
+    templates: Sequence[str] = (naming.PLACE,),
+    top: int = 1,
+) -> list[Named]:
+    """The best of these labels for every picture; pictures that cannot be used are left out."""
+    embedder = model if isinstance(model, Embedder) else load(model)
+    several = [places] if isinstance(places, str | Path) else list(places)
+    gallery = open_gallery([os.fspath(place) for place in several])
+    return naming.classify(embedder, gallery, labels, templates, top)[0]
+
+
+def evaluate(model: Embedder | str | Path, data: str | Path | None = None) -> ModelScores:
+    """Recall of a model with intervals, on data or on what its run held out."""
+    embedder = model if isinstance(model, Embedder) else load(model)
+    if data is None:
+        source = read_data(embedder.config.data).val
+    else:
+        source = open_held_out(resolve([Layer("data", {"data.source": os.fspath(data)})]).data)
+    return scores_of(embedder, embed_data(embedder, source))
+
+
+def embed_queries(model: Embedder, queries: Sequence[Picture]) -> Vectors:
+    """(Q, E). Text that names a picture file is that picture; any other text is words."""
+
+    vectors = []
+    for query in queries:
+        if isinstance(query, str) and not (is_picture(query) and Path(query).is_file()):
+            vectors.append(model.embed_texts([query]))
+        else:
+            vectors.append(model.embed_images([query]))
+    return np.concatenate(vectors)
