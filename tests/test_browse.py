@@ -184,17 +184,21 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-def test_in_a_browser(server, tmp_path):
-    """The page fills by itself, without an error on its console."""
+@pytest.mark.parametrize("words", ["", "a photo of a blue"])
+def test_in_a_browser(server, tmp_path, words):
+    """The page fills by itself, shows what is looked for, and has no error on its console."""
     flags = ["--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking"]
     flags += ["--disable-component-update", "--disable-sync", f"--user-data-dir={tmp_path}", "--enable-logging=stderr"]
+    address = f"{server.address}#{urllib.parse.quote(words)}"
     done = subprocess.run(
-        [CHROMIUM, *flags, "--virtual-time-budget=6000", "--window-size=1000,800", "--dump-dom", server.address],
+        [CHROMIUM, *flags, "--virtual-time-budget=6000", "--window-size=1000,800", "--dump-dom", address],
         capture_output=True,
         text=True,
         timeout=120,
     )
-    assert done.stdout.count("<figure") == 24 and "24 pictures" in done.stdout, done.stderr[-2000:]
+    assert done.stdout.count("<figure") == 24 and (words or "24 pictures") in done.stdout, done.stderr[-2000:]
+    names = re.findall(r'class="name"[^>]*>([a-z]+)-\d', done.stdout)
+    assert not words or names[:8] == ["blue"] * 8
     assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
 
 
