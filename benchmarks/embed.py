@@ -1,5 +1,5 @@
-"""Images per second of `clipctl embed` against the bare forward pass on the same batches; and how fast unchanged pictures
-are passed over.
+"""Images per second of `clipctl embed` against the bare forward pass on the same batches; and how fast unchanged
+pictures are passed over.
 
     python benchmarks/embed.py [--preset small] [--pictures 192] [--rounds 3] [--unchanged 10000]
 
@@ -79,10 +79,8 @@ def main():
         unchanged_s = time.perf_counter() - started
         assert done.embedded == 0
     print(f"{cpu.name()}, {cpu.usable_cores()} cores, Python {platform.python_version()}, torch {torch.__version__}")
-    speeds = [statistics.median(side) for side in (whole, bare)]
-    print(
-        f"{asked.preset}: embed {speeds[0]:.1f} images/s, bare forward pass {speeds[1]:.1f}: {speeds[0] / speeds[1]:.0%}"
-    )
+    ours, theirs = (statistics.median(side) for side in (whole, bare))
+    print(f"{asked.preset}: embed {ours:.1f} images/s, bare forward pass {theirs:.1f}: {ours / theirs:.0%}")
     print(f"{asked.unchanged:,} unchanged pictures passed over in {unchanged_s:.2f} s")
 
 

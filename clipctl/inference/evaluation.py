@@ -27,8 +27,8 @@ from clipctl.training.evaluate import BAND_QUERIES, accuracy_by_band, find_ranks
 
 RECALLS = (1, 5, 10)
 RESAMPLES, CONFIDENCE = 1000, 0.95
-CALIBRATED_ON = 2000  # pictures
-RESAMPLED_VALUES = 10_000_000  # weights held at the same time
+CALIBRATED_ON = 2000  # pictures, at most
+HELD_VALUES = 30_000_000  # at the same time, at most: what bounds the memory however large the data are
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Ranks:
             hits[f"i2t_r{k}"] = ((self.i2t < k).astype(np.float64), np.ones(pictures))
             hits[f"t2i_r{k}"] = (found, count)
         rng, drawn = np.random.default_rng(0), list[dict[str, NDArray[np.float64]]]()
-        at_a_time = max(1, RESAMPLED_VALUES // pictures)
+        at_a_time = max(1, HELD_VALUES // pictures)
         for start in range(0, RESAMPLES, at_a_time):
             rounds = min(at_a_time, RESAMPLES - start)
             weights = rng.multinomial(pictures, np.full(pictures, 1 / pictures), size=rounds).astype(np.float64)
@@ -134,7 +134,7 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
 
 def chance_recalls(data: EmbeddedData) -> dict[str, float]:
     """Expected recall at 1 of a model that guesses: the mean share of right candidates."""
-    block = max(1, RESAMPLED_VALUES // len(data.captions))
+    block = max(1, HELD_VALUES // len(data.captions))
     i2t = 0.0
     t2i = np.zeros(len(data.captions))
     for start in range(0, data.pictures, block):
@@ -144,10 +144,15 @@ def chance_recalls(data: EmbeddedData) -> dict[str, float]:
     return {"i2t_r1": i2t / data.pictures, "t2i_r1": float((t2i / data.pictures).mean())}
 
 
+def _spread(data: EmbeddedData, most: int) -> NDArray[np.int64]:
+    """Evenly spaced pictures, so few that each can be compared with everything."""
+    count = max(2, min(data.pictures, most, HELD_VALUES // len(data.captions)))
+    return np.arange(count) * data.pictures // count
+
+
 def difficulty(data: EmbeddedData) -> list[float | None]:
     """Accuracy against easy, medium and hard negatives: thirds by the words that captions share."""
-    count = min(data.pictures, BAND_QUERIES)
-    queries = np.arange(count) * data.pictures // count
+    queries = _spread(data, BAND_QUERIES)
     right = data.matches.rows(queries)[:, : data.pictures]
     bands = negative_bands(data.captions[: data.pictures], queries, right)
     first = torch.from_numpy(data.text[: data.pictures])
@@ -188,7 +193,7 @@ class Calibration(NamedTuple):
 
 def calibration(data: EmbeddedData, scale: float) -> Calibration:
     """On different captions only: equal ones would share a probability."""
-    chosen = np.arange(min(data.pictures, CALIBRATED_ON)) * data.pictures // min(data.pictures, CALIBRATED_ON)
+    chosen = _spread(data, CALIBRATED_ON)
     different = np.unique(data.captions, return_index=True)[1]
     similarity = (data.image[chosen] @ data.text[different].T).astype(np.float64)  # (P, D)
     right = data.matches.rows(chosen)[:, different]

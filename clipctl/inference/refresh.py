@@ -48,8 +48,9 @@ def refresh(
     with stores.locked(path):
         model = facts_of(embedder)
         known = stores.known_pictures(path, model, dtype)
-        known_bad = {one.picture: one for one in EmbeddingStore.open(path).bad()} if stores.is_store(path) else {}
-        before = EmbeddingStore.open(path).all_pictures() if stores.is_store(path) else None
+        store = EmbeddingStore.open(path) if stores.is_store(path) else None
+        before = store.all_pictures() if store else []
+        known_bad = {one.picture: one for one in store.bad()} if store else {}
         wanted = [n for n, one in enumerate(gallery.pictures) if one not in known and one not in known_bad]
         work = _Work(path, model, dtype, gallery)
         bad = [known_bad[one] for one in gallery.pictures if one in known_bad]
@@ -61,7 +62,7 @@ def refresh(
             raise DataError(f"none of the {len(gallery.pictures):,} pictures can be used: {reasons}")
         if [one for one, _ in rows] != before or len(bad) != len(known_bad):
             stores.write_state(path, model, dtype, places, rows, bad)
-        forgotten = len(set(before or ()) - {one for one, _ in rows})
+        forgotten = len(set(before) - {one for one, _ in rows})
         return Refreshed(len(rows), len(wanted), forgotten, bad)
 
 

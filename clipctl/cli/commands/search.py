@@ -11,6 +11,7 @@ from clipctl.errors import ConfigError
 if TYPE_CHECKING:
     from clipctl.inference.embedder import Embedder
     from clipctl.inference.embedding_store import EmbeddingStore
+    from clipctl.progress import Count, Tell
 
 
 def search(
@@ -56,7 +57,7 @@ def search(
 
 
 def opened(
-    index: Path, model: str | None, device: str, runs_dir: str | None, tell: Any, progress: Any
+    index: Path, model: str | None, device: str, runs_dir: str | None, tell: "Tell", progress: "Count"
 ) -> "tuple[EmbeddingStore, Embedder]":
     """An index and the model it was made with. A folder of pictures gets an index in the application directory."""
     from clipctl.errors import DataError
