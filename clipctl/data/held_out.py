@@ -40,6 +40,11 @@ class Matches:
     def pictures(self) -> int:
         return len(self._group_of)
 
+    @property
+    def different(self) -> NDArray[np.int64]:
+        """The first caption of each different text."""
+        return np.unique(self._text_of, return_index=True)[1]
+
     def is_known(self, text: str) -> bool:
         """Whether it is right for any of the pictures."""
         return text in self._numbers

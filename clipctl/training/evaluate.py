@@ -106,11 +106,14 @@ class Evaluator:
 
 def find_ranks(image: Tensor, text: Tensor, matches: Matches) -> tuple[Tensor, Tensor]:
     """For each picture (N,), and for each caption (C,), how many wrong candidates come before its best right one.
-    Ties and NaN count against it."""
+    Ties and NaN count against it. Equal captions are one candidate: a wrong one stands in the way once, however many
+    pictures have it."""
+    different = torch.from_numpy(matches.different)
     i2t, best = [], torch.full((len(text),), -2.0)
     for similarity, right in _blocks(image, text, matches):
         at_right = similarity.masked_fill(~right, -2.0)
-        i2t.append((~(similarity < at_right.amax(dim=1, keepdim=True)) & ~right).sum(dim=1))
+        is_before = ~(similarity < at_right.amax(dim=1, keepdim=True)) & ~right
+        i2t.append(is_before[:, different].sum(dim=1))
         best = torch.maximum(best, at_right.amax(dim=0))
     t2i = torch.zeros(len(text), dtype=torch.int64)
     for similarity, right in _blocks(image, text, matches):
