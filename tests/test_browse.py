@@ -45,7 +45,7 @@ def index(tmp_path_factory):
 @pytest.fixture(scope="module")
 def server(index):
     path, model = index
-    server = browse.Server(browse.Gallery(EmbeddingStore.open(path), model))
+    server = browse.Server(browse.Searcher(EmbeddingStore.open(path), model))
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     yield server
@@ -215,7 +215,7 @@ def test_the_command_prints_its_address_and_ends_with_ctrl_c(index, monkeypatch)
 
     monkeypatch.setattr(browse.Server, "serve_forever", serve)
     done = CliRunner().invoke(app, ["browse", str(index[0]), "--no-open"])
-    assert done.exit_code == 0 and done.stdout.strip() == asked[0] and "Ctrl-C" in done.stderr
+    assert done.exit_code == 0 and done.stdout.strip() == asked[0] and "Press Ctrl-C" in done.stderr
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

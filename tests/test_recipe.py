@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -162,7 +163,7 @@ def test_steps_fill_the_time_and_evaluations_take_their_share(pace):
     assert plan.schedule.total_steps == plan.config.train.steps
     assert plan.config.train.epochs == math.ceil(plan.schedule.total_steps / plan.schedule.steps_per_epoch)
     assert 2 <= plan.schedule.evaluations <= recipe.EVALUATIONS + 1
-    assert any(re.search(r"expects \d+% of what this model finds", words) for words in plan.recipe)
+    assert any(re.search(r"expected to reach about \d+% of its final R@1", words) for words in plan.recipe)
     assert any("(chosen)" in words for words in plan.alternatives) and len(plan.alternatives) >= 4
 
 
@@ -198,7 +199,7 @@ def test_times_as_people_write_them(text, seconds):
 def test_a_time_too_short_for_anything_says_the_least(shapes):
     with pytest.raises(ConfigError, match="--time 1s is too short") as caught:
         prepare(layer(**shapes, **{"train.time": "1s"}))
-    least = re.search(r"the least is --time (\d+)s", caught.value.hint or "")
+    least = re.search(r"use --time (\d+)s or more", caught.value.hint or "")
     assert least is not None
     prepare(layer(**shapes, **{"train.time": f"{int(least[1]) + 2}s"}))
 
@@ -326,6 +327,22 @@ def test_a_run_with_a_time_limit_is_corrected_and_resumes_to_the_same_bits(shape
     assert again.step == event["step"] and again.plan.schedule.total_steps == planned // 2
     again.train()
     assert all(torch.equal(tensor, weights(session.run)[name]) for name, tensor in expected.items())
+
+
+def test_a_run_shorter_than_an_epoch_is_corrected_too(shapes, tmp_path, monkeypatch):
+    monkeypatch.setattr(recipe, "measure_pace", lambda *_: Pace(0.01, 1e-5))
+    asked = {
+        "train.time": "8s",
+        "train.batch_size": 2,
+        "data.source": shapes["data.source"],
+        "data.val": shapes["data.val"],
+    }
+    session = prepare(layer(**asked), tmp_path)
+    session = replace(session, plan=session.plan.with_steps(50))  # of 60 in an epoch
+    monkeypatch.setattr("clipctl.training.meter.READ_INTERVAL_S", 0.0)
+    monkeypatch.setattr(Deadline, "corrected_steps", lambda _, step, total: 30 if step >= 12 and total == 50 else None)
+    summary = session.checked().opened().train()
+    assert summary.steps == 30
 
 
 def test_a_run_that_was_begun_takes_no_other_time(trained):

@@ -16,7 +16,7 @@ from clipctl.cli.app import app
 from clipctl.config.layers import Layer, resolve
 from clipctl.errors import ConfigError
 from clipctl.report import charts, history, page
-from clipctl.report.export import valid_rows
+from clipctl.report.export import export_csv, valid_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.training.plan import make_plan
 from tests.conftest import MICRO, train
@@ -53,7 +53,7 @@ def test_a_report_needs_nothing_else_and_shows_the_run(runs, tmp_path):
     rows = [json.loads(line) for line in (runs / "first-a1f3" / "metrics.jsonl").read_text().splitlines()]
     best = max((row for row in rows if row["kind"] == "eval"), key=lambda row: row["score"])
     assert f"{charts.percent(best['i2t_r1'])} picture to caption" in text
-    assert text.count("data:image/jpeg") >= 6 and "right one at" in text and "image.blocks.0" in text
+    assert text.count("data:image/jpeg") >= 6 and "correct picture ranked" in text and "image.blocks.0" in text
     assert "0.02 Wh" in text  # 36 W for two seconds
     assert "train:" in text and "&quot;torch&quot;" in text  # settings and environment
 
@@ -184,6 +184,25 @@ def test_rows_that_a_resume_has_undone_are_left_out(tmp_path):
     lines = (json.dumps({"kind": kind, "step": step, "number": n}) for n, (kind, step) in enumerate(rows))
     run.metrics_file.write_text("".join(f"{line}\n" for line in lines) + '{"kind":"step","st')
     assert [row["number"] for row in valid_rows(run) if row["kind"] == "step"] == [0, 4, 6]
+
+
+def test_the_clock_of_a_resumed_run_goes_on(tmp_path):
+    run = RunDir.create(tmp_path, "tiny", "run")
+    run.release()
+    rows = [{"kind": "system", "elapsed_s": second, "rss_bytes": 1.0} for second in (1, 2, 3)]
+    rows += [{"kind": "resume", "step": 0, "attempt": 2}, *rows]
+    run.metrics_file.write_text("".join(json.dumps(row, separators=(",", ":")) + "\n" for row in rows))
+    seconds = [x for x, _ in history.points_of(history.History.read(run, time.monotonic()).machine["rss_bytes"])]
+    assert seconds == [1, 2, 3, 4, 5, 6]
+
+
+def test_columns_that_come_later_are_there(tmp_path):
+    run = RunDir.create(tmp_path, "tiny", "run")
+    run.release()
+    rows = [{"kind": "step", "step": 1, "loss": 2.0}, {"kind": "step", "step": 2, "loss": None, "skipped": True}]
+    run.metrics_file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (path,) = export_csv(run, tmp_path / "out")
+    assert path.read_text().splitlines() == ["step,loss,skipped", "1,2.0,", "2,,True"]
 
 
 def test_metrics_for_tensorboard(runs, tmp_path):

@@ -127,7 +127,7 @@ def test_again_only_what_changed_is_embedded(model, folder, tmp_path, monkeypatc
     draw(folder / "new" / "deep" / "x.png", "green")
     (folder / "green" / "broken.jpg").write_bytes(b"no picture")
     done = make_index(tmp_path / "index", model, folder)
-    assert (done.pictures, done.embedded, done.forgotten) == (36, 3, 2)  # the changed one is another picture
+    assert (done.pictures, done.embedded, done.forgotten) == (36, 2, 1)
     assert [(os.path.basename(one.picture.path), one.reason) for one in done.bad] == [("broken.jpg", "not a picture")]
     store = EmbeddingStore.open(tmp_path / "index")
     now = {store.picture(row).path: row for row in range(len(store))}
@@ -205,6 +205,54 @@ def test_an_index_of_another_model_is_refused(model, folder, tmp_path):
         make_index(tmp_path / "index", other, folder)
 
 
+def test_files_of_others_are_left_alone(model, folder, tmp_path):
+    index = tmp_path / "index"
+    make_index(index, model, folder)
+    (index / "pictures-train.jsonl").write_text("mine")
+    draw(folder / "new.png", "red")
+    assert make_index(index, model, folder).embedded == 1 and (index / "pictures-train.jsonl").read_text() == "mine"
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "manifest.json").write_text('{"name": "of an app"}')
+    with pytest.raises(DataError, match="with other files in it"):
+        make_index(tmp_path / "full", model, folder)
+
+
+def test_another_dtype_is_written_and_known_from_then_on(model, folder, tmp_path):
+    make_index(tmp_path / "index", model, folder)
+    gallery = open_gallery([str(folder)])
+    for embedded in (36, 0):
+        done = refreshed(tmp_path / "index", model, gallery, [str(folder)], "float32")
+        assert done.embedded == embedded and EmbeddingStore.open(tmp_path / "index").vectors.dtype == np.float32
+    assert not (tmp_path / "index" / ".parts").exists()
+
+
+def test_what_could_not_be_read_is_tried_again(model, folder, tmp_path, monkeypatch):
+    from clipctl.data.bad import BadPictureError
+    from clipctl.inference.gallery import Files
+
+    real, index = Files.content, tmp_path / "index"
+
+    def content(self, number):
+        if self.pictures[number].path.endswith("red/00.png"):
+            raise BadPictureError("not allowed to be read")
+        return real(self, number)
+
+    monkeypatch.setattr(Files, "content", content)
+    assert make_index(index, model, folder).pictures == 35
+    monkeypatch.setattr(Files, "content", real)
+    again = make_index(index, model, folder)
+    assert (again.pictures, again.embedded, again.bad) == (36, 1, [])
+
+
+def test_a_torn_part_is_no_part(model, folder, tmp_path):
+    index = tmp_path / "index"
+    (index / ".parts").mkdir(parents=True)
+    name = f"{model.identity.fingerprint[:16]}-float16-00000001"
+    (index / ".parts" / f"{name}.npy").write_bytes(b"")
+    (index / ".parts" / f"{name}.jsonl").write_bytes(b"\0" * 80 + b"\n")
+    assert make_index(index, model, folder).embedded == 36
+
+
 # --- search ------------------------------------------------------------------------------------------------------
 
 
@@ -250,7 +298,7 @@ def test_labels_are_read_from_text_or_file(tmp_path):
     (tmp_path / "labels.txt").write_text("\ufeffcat\n\n a  dog \ncat\n", encoding="utf-8")
     assert parse_labels(None, tmp_path / "labels.txt") == ["cat", "a dog"] == parse_labels("cat, a dog,cat,", None)
     for text, file, words in (
-        (None, None, "labels are needed"),
+        (None, None, "pass either --labels"),
         ("one", None, "at least two"),
         (None, tmp_path / "absent", "cannot be read"),
     ):
@@ -320,6 +368,26 @@ def test_a_model_is_judged_by_the_pictures_it_was_not_trained_on(run, model):
     assert 0 <= found.modality_gap <= 2 and 0 <= found.calibration.error <= 1
 
 
+def test_guessing_takes_equal_captions_for_one_candidate():
+    captions = ["a dog"] * 90 + [f"thing {number}" for number in range(10)]
+    owners = np.arange(100)
+    matches = Matches(owners.tolist(), captions, owners.astype(np.uint64))
+    same = np.ones((100, 1), np.float32)
+    data = evaluation.EmbeddedData(same, same, owners, captions, matches, same, [])
+    assert evaluation.chance_recalls(data)["i2t_r1"] == pytest.approx(1 / 11)
+
+
+def test_an_upright_file_and_its_picture_are_the_same(model, tmp_path):
+    pixels = np.zeros((24, 36, 3), dtype=np.uint8)
+    pixels[:, :9] = (220, 30, 30)
+    exif = Image.Exif()
+    exif[0x0112] = 6  # taken with the camera turned
+    Image.fromarray(pixels).save(tmp_path / "turned.png", exif=exif)
+    by_file, by_picture = model.embed_images([tmp_path / "turned.png", Image.open(tmp_path / "turned.png")])
+    assert np.allclose(by_file, by_picture, atol=1e-6)
+    assert not np.allclose(by_file, model.embed_images([pixels])[0], atol=1e-3)
+
+
 def test_zero_shot_on_class_folders(model, photos):
     source = open_held_out(resolve([Layer("test", {"data.source": str(photos)})]).data)
     truths = class_names(source, "a photo of a {}")
@@ -359,6 +427,8 @@ def test_from_folder_to_search(invoke, folder):
     words = invoke("search", "index", "a photo of a green", "--top", 2, "--sheet", "sheet.png")
     assert words.exit_code == 0 and words.stdout.count("photos/green/") == 2
     assert Image.open("sheet.png").size[0] > 300
+    lost = invoke("search", "index", "holidy.jpg")
+    assert lost.exit_code == 2 and "holidy.jpg cannot be read" in lost.stderr
     none = invoke("search", "index", "a photo of a green", "--threshold", 2)
     assert none.exit_code == 0 and "nothing above the threshold" in none.stdout
 
@@ -389,7 +459,9 @@ def test_pictures_are_named(invoke, folder):
 
 def test_a_model_is_judged(invoke, photos, run):
     own = invoke("eval", "colours")
-    assert own.exit_code == 0 and "picture to caption" in own.stdout and "nearest training picture" in own.stdout
+    assert (
+        own.exit_code == 0 and "picture to caption" in own.stdout and "nearest training picture by pixels" in own.stdout
+    )
     step = clipctl.load("colours@last", runs_dir=run.path.parent).identity.name
     document = json.loads(invoke("eval", "colours", photos, "--against", "colours@last", "--json").stdout)
     assert document["pictures"] == 36 and document["zero_shot_top1"] > 0.9 and document["i2t_r1"] > 0.9
@@ -409,9 +481,13 @@ def test_a_model_is_judged(invoke, photos, run):
         (("search", "empty", "red"), 2, "is not an index"),
         (("search", "empty", " "), 2, "the query is empty"),
         (("search", "empty", "red", "--sheet", "x.doc"), 2, "unknown file type"),
+        (("search", "index-of-nothing", "red"), 2, "is not an index"),
+        (("embed", "colours", "bad", "-o", "bad"), 2, "with other files in it"),
+        (("data", "suspects", "colours", "--folds", "3", "--sheet", "x.doc"), 2, "unknown file type"),
+        (("data", "suspects", "colours", "--folds", "3", "-o", "nowhere/x.csv"), 2, "there is no directory nowhere"),
         (("classify", "colours", "bad", "--labels-file", "absent"), 2, "cannot be read"),
         (("classify", "colours", "bad", "--labels", "a,b"), 2, "none of the 1 pictures can be used"),
-        (("classify", "colours", "bad", "--labels", "a,b", "--csv", "--json"), 2, "exclude each other"),
+        (("classify", "colours", "bad", "--labels", "a,b", "--csv", "--json"), 2, "cannot be combined"),
         (("eval", "nobody"), 2, "nobody"),
         (("eval", "colours", "--template", "a {}", "--set", "data.seed=1"), 0, ""),
     ],

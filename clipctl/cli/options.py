@@ -200,6 +200,7 @@ Index = Annotated[Path, _argument("INDEX", "What clipctl embed made; or, with --
 Queries = Annotated[list[str], _argument("QUERY...", "Words, or a picture file.")]
 Minus = Annotated[list[str] | None, _option("--minus", "What it should not be like. Repeatable.", None, "QUERY")]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, max=100_000, help="Pictures for each query.")]
+TopPairs = Annotated[int, typer.Option("--top", metavar="N", min=1, max=100_000, help="Pairs to list.")]
 Threshold = Annotated[float | None, _option("--threshold", "Lowest score to show.", None, "SCORE")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="NAME", help="float16 or float32.")]
 DeviceOf = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, mps or cuda:N.")]
@@ -225,7 +226,7 @@ PlotName = Annotated[
     _option("--plot", "Only loss, recall, recall-at, accuracy, lr, temperature, grad-norm or speed.", None, "NAME"),
 ]
 NoPictures = Annotated[bool, _switch("--no-pictures", "Leave out what the model finds.")]
-Csv = Annotated[bool, _switch("--csv", "Print a table with commas.")]
+Csv = Annotated[bool, _switch("--csv", "Print CSV.")]
 
 _MEASURE = "What to measure"
 _OUTPUT = "Output"

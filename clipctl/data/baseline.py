@@ -27,14 +27,17 @@ def nearest_pixels_recall(
 ) -> float | None:
     """Share of the held-out pictures that get one of their captions; None if none of those occurs in `source`. `asked`
     are their thumbnails, `pixels_of` gives a training picture, or None if it cannot be used."""
-    indices, thumbnails = [], []
     count = min(most, len(source))
-    for index in (number * len(source) // count for number in range(count)):
+    chosen = [number * len(source) // count for number in range(count)]
+    if not any(matches.is_known(caption) for index in chosen for caption in source.captions(index)):
+        return None
+    indices, thumbnails = [], []
+    for index in chosen:
         pixels = pixels_of(index)
         if pixels is not None:
             indices.append(index)
             thumbnails.append(thumbnail(pixels))
-    if not any(matches.is_known(caption) for index in indices for caption in source.captions(index)):
+    if not indices:
         return None
     known = np.stack(thumbnails)
     right = 0

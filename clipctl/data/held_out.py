@@ -45,6 +45,11 @@ class Matches:
         """The first caption of each different text."""
         return np.unique(self._text_of, return_index=True)[1]
 
+    @property
+    def text_of(self) -> NDArray[np.int64]:
+        """The number of each caption's text: its place among the different ones."""
+        return self._text_of
+
     def is_known(self, text: str) -> bool:
         """Whether it is right for any of the pictures."""
         return text in self._numbers

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 
 from clipctl.config.sections import TrainConfig
 from clipctl.data import tokenizers
@@ -106,7 +106,7 @@ def load(model: str | Path, *, runs_dir: str | Path | None = None, device: str =
 def _opened(picture: Picture, least_px: int) -> Image.Image:
     """A picture in RGB, from wherever it comes."""
     if isinstance(picture, Image.Image):
-        return to_rgb(picture)
+        return to_rgb(ImageOps.exif_transpose(picture))
     if isinstance(picture, np.ndarray):
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
             raise DataError(f"pixels must be uint8 of shape (height, width, 3), got {picture.dtype} {picture.shape}")

@@ -11,9 +11,10 @@ sees one state or the other. What an interrupted refresh has embedded is kept in
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -34,6 +35,8 @@ MANIFEST_LIMIT_BYTES = 1_000_000
 LINE_LIMIT_BYTES = 100_000
 ROWS_AT_A_TIME = 4096  # when a state is written
 TRIES = 3  # to read a state that a refresh may just be replacing
+
+_OWN_FILE = re.compile(r"(vectors|pictures|bad)-\d{8}\.(npy|jsonl)")
 
 DtypeName = Literal["float16", "float32"]
 
@@ -130,7 +133,7 @@ class EmbeddingStore:
         if theirs.fingerprint != fingerprint:
             raise StoreError(
                 f"{self.path} was made with another model ({theirs.name}), not with {name}",
-                "name another directory, or delete this one",
+                "make another index: clipctl embed MODEL PICTURES -o INDEX",
             )
 
     def picture(self, row: int) -> PictureId:
@@ -158,7 +161,11 @@ class EmbeddingStore:
 
 
 def is_store(path: Path) -> bool:
-    return (path / MANIFEST).is_file()
+    """Whether it says of itself that it is an index, whole or not: a folder may have a manifest.json of its own."""
+    try:
+        return SCHEMA.encode() in files.read_bounded(path / MANIFEST, MANIFEST_LIMIT_BYTES)
+    except OSError:
+        return False
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -218,28 +225,30 @@ class Known(NamedTuple):
 
 
 @contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Only one process refreshes an index at a time."""
+def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
+    """Only one process refreshes an index at a time. Only an index, an empty directory or none becomes one."""
+    path.mkdir(parents=True, exist_ok=True)
+    if not is_store(path) and any(not file.name.startswith(".") for file in path.iterdir() if not _is_own(file)):
+        raise DataError(f"{path} is a directory with other files in it", "name a new directory for the index")
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        lock = FileLock(path / LOCK, timeout=0)
-        with lock:
+        with FileLock(path / LOCK, timeout=wait_s):
             yield
     except Timeout:
         raise DataError(f"{path} is being refreshed by another process", "wait until it has ended") from None
 
 
-def known_pictures(path: Path, model: ModelFacts, dtype: str) -> dict[PictureId, Known]:
-    """What earlier refreshes have embedded: the current state, and parts of one that was interrupted."""
+def _is_own(file: Path) -> bool:
+    return _OWN_FILE.fullmatch(file.name) is not None
+
+
+def unfinished_work(path: Path, model: ModelFacts, dtype: str) -> dict[PictureId, Known]:
+    """What an interrupted refresh has embedded. A part that a power cut has torn is no part."""
     found: dict[PictureId, Known] = {}
-    if is_store(path):
-        store = EmbeddingStore.open(path)
-        store.check_model(model.name, model.fingerprint)
-        if store.manifest.dtype == dtype:
-            found |= {picture: Known(store.vectors, row) for row, picture in enumerate(store.all_pictures())}
     for file in sorted((path / PARTS).glob(f"{model.fingerprint[:16]}-{dtype}-*.jsonl")):
-        lines, vectors = _Lines(file), _open_vectors(file.with_suffix(".npy"))
-        found |= {_parsed(lines[row], file): Known(vectors, row) for row in range(min(len(lines), len(vectors)))}
+        with suppress(StoreError, OSError):
+            lines, vectors = _Lines(file), _open_vectors(file.with_suffix(".npy"))
+            if vectors.shape == (len(lines), model.dimensions):
+                found |= {_parsed(lines[row], file): Known(vectors, row) for row in range(len(lines))}
     return found
 
 
@@ -292,10 +301,9 @@ def write_state(
 
 def sweep(path: Path, current: Manifest) -> None:
     """Delete older states, and parts that have become part of the current one."""
-    for pattern in ("vectors-*.npy", "pictures-*.jsonl", "bad-*.jsonl"):
-        for file in path.glob(pattern):
-            if file.name not in current.names.values():
-                files.delete(file)
+    for file in path.iterdir():
+        if _OWN_FILE.fullmatch(file.name) and file.name not in current.names.values():
+            files.delete(file)
     files.delete(path / PARTS)
 
 

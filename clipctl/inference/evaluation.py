@@ -133,13 +133,14 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def chance_recalls(data: EmbeddedData) -> dict[str, float]:
-    """Expected recall at 1 of a model that guesses: the mean share of right candidates."""
+    """Expected recall at 1 of a model that guesses: the mean share of right candidates, equal captions being one."""
+    different = data.matches.different
     block = max(1, HELD_VALUES // len(data.captions))
     i2t = 0.0
     t2i = np.zeros(len(data.captions))
     for start in range(0, data.pictures, block):
         rows = data.matches.rows(np.arange(start, min(start + block, data.pictures)))
-        i2t += float(rows.mean(axis=1).sum())
+        i2t += float(rows[:, different].mean(axis=1).sum())
         t2i += rows.sum(axis=0)
     return {"i2t_r1": i2t / data.pictures, "t2i_r1": float((t2i / data.pictures).mean())}
 
@@ -194,7 +195,7 @@ class Calibration(NamedTuple):
 def calibration(data: EmbeddedData, scale: float) -> Calibration:
     """On different captions only: equal ones would share a probability."""
     chosen = _spread(data, CALIBRATED_ON)
-    different = np.unique(data.captions, return_index=True)[1]
+    different = data.matches.different
     similarity = (data.image[chosen] @ data.text[different].T).astype(np.float64)  # (P, D)
     right = data.matches.rows(chosen)[:, different]
     picks = similarity.argmax(axis=1)

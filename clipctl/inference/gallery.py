@@ -1,9 +1,9 @@
 """The pictures that a command was given: folders, files, tables, JSON, shards. Captions are not needed. No torch."""
 
 import os
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple, Protocol
 
@@ -61,8 +61,12 @@ class Indexed:
 
     def __init__(self, source: IndexedSource) -> None:
         self._source = source
+        is_sharded = any(part.facts.sharded for part in source.parts)
         sizes, keys = source.sizes.tolist(), source.picture_keys.tolist()
-        self.pictures = [PictureId(source.label(number), sizes[number], keys[number]) for number in range(len(source))]
+        self.pictures = [
+            PictureId(label, *((sizes[number], keys[number]) if is_sharded else file_facts(label)))
+            for number, label in enumerate(map(source.label, range(len(source))))
+        ]
 
     def content(self, number: int) -> bytes:
         return self._source.content(number)
@@ -93,20 +97,25 @@ def open_gallery(places: Sequence[str], tell: Tell = silent) -> Gallery:
     return gallery
 
 
+def _folder(place: str) -> Gallery:
+    root, pictures, has_shards = os.path.abspath(place), list[PictureId](), False
+    for folder in walk(Path(place)):
+        for file in folder.files:
+            if is_picture(file.name):
+                path = os.path.join(root, folder.name, file.name)
+                pictures.append(PictureId(path, file.size_bytes, file.mtime_ns))
+            has_shards = has_shards or file.name.endswith(".tar")
+    if has_shards and not pictures:
+        return Indexed(IndexedSource.whole([open_index(root, Hints())], place))
+    return Files(pictures)
+
+
 def _open(place: str, tell: Tell) -> Gallery:
     check_place(place)
     path = Path(place)
     if path.is_dir():
         tell(f"looking for pictures in {place}")
-        root = os.path.abspath(place)
-        return Files(
-            [
-                PictureId(os.path.join(root, folder.name, file.name), file.size_bytes, file.mtime_ns)
-                for folder in walk(path)
-                for file in folder.files
-                if is_picture(file.name)
-            ]
-        )
+        return _folder(place)
     if is_picture(place):
         return Files([PictureId(os.path.abspath(place), *file_facts(place))])
     return Indexed(IndexedSource.whole([open_index(os.path.abspath(place), Hints(), tell)], place))
@@ -116,21 +125,24 @@ class Originals:
     """The pictures of an index, opened again by their paths."""
 
     def __init__(self, places: Sequence[str]) -> None:
-        self._places = places
+        self._places, self._lock = places, threading.Lock()
+        self._found: tuple[Gallery, dict[str, int]] | None = None
 
-    @cached_property
     def _members(self) -> tuple[Gallery, dict[str, int]]:
-        """Where in which shard a picture is that is no file of its own."""
-        gallery = open_gallery(self._places)
-        return gallery, {picture.path: number for number, picture in enumerate(gallery.pictures)}
+        """Where in which shard a picture is that is no file of its own. Looked for once, whoever asks."""
+        with self._lock:
+            if self._found is None:
+                gallery = open_gallery(self._places)
+                self._found = gallery, {picture.path: number for number, picture in enumerate(gallery.pictures)}
+            return self._found
 
     def content(self, path: str) -> bytes:
         """Raises BadPictureError."""
         if os.path.isfile(path):
             return read_patiently(path, 0, FILE_LIMIT_BYTES + 1)
         try:
-            gallery, numbers = self._members
-        except DataError:
+            gallery, numbers = self._members()
+        except (DataError, OSError):
             raise BadPictureError("missing") from None
         if path not in numbers:
             raise BadPictureError("missing")

@@ -22,7 +22,7 @@ PLACE = "{}"  # where a template takes the label
 def parse_labels(text: str | None, file: Path | None) -> list[str]:
     """Labels separated by commas, or one on each line of a file."""
     if (text is None) == (file is None):
-        raise ConfigError("labels are needed, in one way", "--labels 'cat,dog', or --labels-file with one per line")
+        raise ConfigError("pass either --labels 'cat,dog' or --labels-file FILE, with one label per line")
     if file is not None:
         try:
             lines = files.read_bounded(file, FILE_LIMIT_BYTES).decode("utf-8-sig").splitlines()

@@ -77,6 +77,8 @@ def classify(
     top: int = 1,
 ) -> list[Named]:
     """The best of these labels for every picture; pictures that cannot be used are left out."""
+    if isinstance(labels, str):
+        raise TypeError("classify takes several labels: pass a list")
     embedder = model if isinstance(model, Embedder) else load(model)
     several = [places] if isinstance(places, str | Path) else list(places)
     gallery = open_gallery([os.fspath(place) for place in several])
@@ -94,11 +96,14 @@ def evaluate(model: Embedder | str | Path, data: str | Path | None = None) -> Mo
 
 
 def embed_queries(model: Embedder, queries: Sequence[Picture]) -> Vectors:
-    """(Q, E). Text that names a picture file is that picture; any other text is words."""
+    """(Q, E). Text that ends like a picture file, without a space, names that file; any other text is words."""
+    if isinstance(queries, str):
+        raise TypeError("several queries are needed: pass a list")
 
     vectors = []
     for query in queries:
-        if isinstance(query, str) and not (is_picture(query) and Path(query).is_file()):
+        looks_like_a_file = isinstance(query, str) and is_picture(query) and " " not in query.strip()
+        if isinstance(query, str) and not looks_like_a_file:
             vectors.append(model.embed_texts([query]))
         else:
             vectors.append(model.embed_images([query]))

@@ -19,6 +19,9 @@ from clipctl.inference.gallery import BadFile, Gallery, PictureId, open_gallery
 from clipctl.inference.stream import embed_stream, square_of
 from clipctl.progress import Count, Tell, silent
 
+PRIVATE_WAIT_S = 600.0  # two searches of one folder at the same time: the second waits
+# Reasons that lie in a file's content. Others, such as a disk that is not there, may pass.
+_LASTING = ("empty", "damaged", "truncated", "not a picture", "more than")
 PART_PICTURES, PART_S = 5_000, 20.0  # embedded work is saved after so many pictures, or so long
 
 
@@ -43,14 +46,20 @@ def refresh(
     places: Sequence[str],
     dtype: DtypeName = "float16",
     progress: Count = lambda done, total: None,
+    wait_s: float = 0.0,
 ) -> Refreshed:
-    """Make the index hold just the pictures of a gallery. Interrupted, it keeps what it has for the next time."""
-    with stores.locked(path):
+    """Make the index hold just the pictures of a gallery. Interrupted, it keeps what it has for the next time.
+    `wait_s`: for another process that refreshes it."""
+    with stores.locked(path, wait_s):
         model = facts_of(embedder)
-        known = stores.known_pictures(path, model, dtype)
-        store = EmbeddingStore.open(path) if stores.is_store(path) else None
-        before = store.all_pictures() if store else []
-        known_bad = {one.picture: one for one in store.bad()} if store else {}
+        known = stores.unfinished_work(path, model, dtype)
+        before, known_bad, is_current = list[PictureId](), dict[PictureId, BadFile](), False
+        if stores.is_store(path):
+            store = EmbeddingStore.open(path)
+            store.check_model(model.name, model.fingerprint)
+            before, is_current = store.all_pictures(), store.manifest.dtype == dtype
+            known |= {one: Known(store.vectors, row) for row, one in enumerate(before)} if is_current else {}
+            known_bad = {one.picture: one for one in store.bad() if one.reason.startswith(_LASTING)}
         wanted = [n for n, one in enumerate(gallery.pictures) if one not in known and one not in known_bad]
         work = _Work(path, model, dtype, gallery)
         bad = [known_bad[one] for one in gallery.pictures if one in known_bad]
@@ -60,10 +69,11 @@ def refresh(
         if not rows:
             reasons = "; ".join(f"{one.picture.path}: {one.reason}" for one in bad[:3])
             raise DataError(f"none of the {len(gallery.pictures):,} pictures can be used: {reasons}")
-        if [one for one, _ in rows] != before or len(bad) != len(known_bad):
-            stores.write_state(path, model, dtype, places, rows, bad)
-        forgotten = len(set(before) - {one for one, _ in rows})
-        return Refreshed(len(rows), len(wanted), forgotten, bad)
+        if wanted or not is_current or [one for one, _ in rows] != before:
+            absolute = [os.path.abspath(place) for place in places]
+            stores.write_state(path, model, dtype, absolute, rows, bad)
+        forgotten = {one.path for one in before} - {one.path for one, _ in rows}
+        return Refreshed(len(rows), len(work.found), len(forgotten), bad)
 
 
 def private_index(
@@ -73,7 +83,7 @@ def private_index(
     gallery = open_gallery([place], tell)
     key = hashlib.sha256(f"{os.path.abspath(place)}\0{embedder.identity.fingerprint}".encode(errors="replace"))
     path = cache_dir("embeddings") / key.hexdigest()[:24]
-    done = refresh(path, embedder, gallery, [os.path.abspath(place)], progress=progress)
+    done = refresh(path, embedder, gallery, [place], progress=progress, wait_s=PRIVATE_WAIT_S)
     return EmbeddingStore.open(path), done.bad
 
 

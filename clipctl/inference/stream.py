@@ -47,17 +47,17 @@ def embed_stream(
         return good, pixels, bad
 
     batches = (numbers[start : start + batch_size] for start in range(0, len(numbers), batch_size))
-    with ThreadPoolExecutor(usable_cores(), thread_name_prefix="decode") as threads:
-        waiting: deque[Future[tuple[list[int], list[Pixels], list[BadPicture]]]] = deque()
-        try:
-            for batch in batches:
-                waiting.append(threads.submit(decoded, batch))
-                if len(waiting) >= max(BATCHES_AHEAD, usable_cores()):
-                    yield _embedded(embedder, *waiting.popleft().result())
-            while waiting:
+    threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="decode")
+    waiting: deque[Future[tuple[list[int], list[Pixels], list[BadPicture]]]] = deque()
+    try:
+        for batch in batches:
+            waiting.append(threads.submit(decoded, batch))
+            if len(waiting) >= max(BATCHES_AHEAD, usable_cores()):
                 yield _embedded(embedder, *waiting.popleft().result())
-        finally:  # whoever leaves early does not wait for what nobody wants any more
-            threads.shutdown(wait=False, cancel_futures=True)
+        while waiting:
+            yield _embedded(embedder, *waiting.popleft().result())
+    finally:  # whoever leaves early does not wait for what nobody wants any more
+        threads.shutdown(wait=False, cancel_futures=True)
 
 
 def _embedded(embedder: Embedder, good: list[int], pixels: list[Pixels], bad: list[BadPicture]) -> Embedded:

@@ -14,24 +14,23 @@ from numpy.typing import NDArray
 
 from clipctl import files
 from clipctl.data import tokenizers
-from clipctl.data.baseline import BLOCK
 from clipctl.data.catalog import Data, read_data
 from clipctl.data.index.source import IndexedSource
 from clipctl.data.source import Source, mix
-from clipctl.errors import DataError
+from clipctl.errors import DataError, Stopped
 from clipctl.hardware.profile import cache_dir
-from clipctl.inference.embedder import Embedder, Vectors
-from clipctl.inference.evaluation import EmbeddedData, embed_data
+from clipctl.inference.embedder import Embedder
+from clipctl.inference.evaluation import HELD_VALUES, EmbeddedData, embed_data
 from clipctl.model.weights import load_model
 from clipctl.progress import Count, Tell, silent
 from clipctl.runs.checkpoint import Checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
+from clipctl.training.journal import Nobody, Progress
 from clipctl.training.plan import make_plan
 from clipctl.training.session import Session
 
 DUPLICATE = 0.995  # cosine of two thumbnails, from which on pictures look the same
-MOST_COMPARED = 20_000  # training pictures looked through for duplicates
 _FOLD_SALT = 0xF01D
 
 
@@ -42,7 +41,7 @@ class Suspect:
     path: str
     caption: str
     misfit: float  # mean of -log p(caption | picture) and -log p(picture | caption): high is bad
-    suggestion: str  # the caption in the data that fits best
+    suggestion: str  # the caption in the data that fits better; empty if none does
     side: str  # train, val, or the fold
 
 
@@ -58,6 +57,7 @@ class Suspicion:
     suspects: list[Suspect]  # worst first
     duplicates: list[Duplicate]
     folds: int  # 0: judged by the run itself
+    places: tuple[str, ...] = ()  # where the pictures are
 
 
 def find_suspects(
@@ -77,7 +77,9 @@ def find_suspects(
     else:
         suspects = [one for side in sides for one in _judged(sides[side], labels[side], embedder.scale, side)]
     suspects.sort(key=lambda one: -one.misfit)
-    return Suspicion(suspects, _duplicates(sides, labels), folds)
+    config = embedder.config.data
+    places = (*config.source, *([config.val] if config.val else []))
+    return Suspicion(suspects, _duplicates(sides, labels), folds, places)
 
 
 def _labels(source: Source, embedded: EmbeddedData) -> list[str]:
@@ -90,50 +92,65 @@ def _labels(source: Source, embedded: EmbeddedData) -> list[str]:
 
 def _judged(data: EmbeddedData, labels: Sequence[str], scale: float, side: str) -> list[Suspect]:
     """Every caption of every picture, against all different captions and all pictures."""
-    different, inverse = np.unique(data.captions, return_inverse=True)
-    first = np.unique(inverse, return_index=True)[1]
-    text = data.text[first]  # (D, E)
-    to_caption, best = _minus_log(data.image, text, inverse, data.owners, scale)
-    to_picture = _minus_log_pictures(data, scale)
-    return [
-        Suspect(
-            path=labels[owner],
-            caption=data.captions[caption],
-            misfit=float((to_caption[caption] + to_picture[caption]) / 2),
-            suggestion=str(different[best[owner]]),
-            side=side,
+    different, text_of = data.matches.different, data.matches.text_of
+    to_caption, best = _to_captions(data, scale)
+    to_picture = _to_pictures(data, scale)
+    suspects = []
+    for caption, owner in enumerate(data.owners):
+        nearest = data.captions[different[best[owner]]]
+        suspects.append(
+            Suspect(
+                path=labels[owner],
+                caption=data.captions[caption],
+                misfit=float((to_caption[caption] + to_picture[caption]) / 2),
+                suggestion="" if text_of[caption] == best[owner] else nearest,
+                side=side,
+            )
         )
-        for caption, owner in enumerate(data.owners)
-    ]
+    return suspects
 
 
-def _minus_log(
-    image: Vectors, text: Vectors, inverse: NDArray[np.int64], owners: NDArray[np.int64], scale: float
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """-log p(caption | picture) of each caption, and the most likely caption of each picture."""
-    found, best = np.empty(len(owners)), np.empty(len(image), dtype=np.int64)
-    for start in range(0, len(image), BLOCK):
-        logits = scale * (image[start : start + BLOCK] @ text.T).astype(np.float64)  # (B, D)
-        best[start : start + BLOCK] = logits.argmax(axis=1)
+def _to_captions(data: EmbeddedData, scale: float) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """-log p(caption | picture) of each caption, and the most likely text of each picture."""
+    text, text_of, owners = data.text[data.matches.different], data.matches.text_of, data.owners
+    found, best = np.empty(len(owners)), np.empty(data.pictures, dtype=np.int64)
+    rows = max(1, HELD_VALUES // len(text))
+    for start in range(0, data.pictures, rows):
+        logits = np.float32(scale) * (data.image[start : start + rows] @ text.T)  # (B, D)
+        best[start : start + rows] = logits.argmax(axis=1)
         total = _log_sum(logits)
-        mine = np.flatnonzero((owners >= start) & (owners < start + BLOCK))
-        found[mine] = total[owners[mine] - start] - logits[owners[mine] - start, inverse[mine]]
+        mine = np.flatnonzero((owners >= start) & (owners < start + rows))
+        found[mine] = total[owners[mine] - start] - logits[owners[mine] - start, text_of[mine]]
     return found, best
 
 
-def _minus_log_pictures(data: EmbeddedData, scale: float) -> NDArray[np.float64]:
-    """-log p(picture | caption): the probability is shared by all pictures that the caption is right for."""
+def _to_pictures(data: EmbeddedData, scale: float) -> NDArray[np.float64]:
+    """-log p(picture | caption). Pictures of equal captions share the probability, so that of m of them each can reach
+    1/m at most: ln m is taken off, or the pairs of a common caption would look worse than others."""
+    text_of = data.matches.text_of
+    sharing = np.log(np.bincount(text_of))[text_of]
     found = np.empty(len(data.captions))
-    for start in range(0, len(data.captions), BLOCK):
-        logits = scale * (data.text[start : start + BLOCK] @ data.image.T).astype(np.float64)  # (B, N)
-        own = logits[np.arange(len(logits)), data.owners[start : start + BLOCK]]
-        found[start : start + BLOCK] = _log_sum(logits) - own
-    return found
+    rows = max(1, HELD_VALUES // data.pictures)
+    for start in range(0, len(data.captions), rows):
+        logits = np.float32(scale) * (data.text[start : start + rows] @ data.image.T)  # (B, N)
+        own = logits[np.arange(len(logits)), data.owners[start : start + rows]]
+        found[start : start + rows] = _log_sum(logits) - own
+    return found - sharing
 
 
-def _log_sum(logits: NDArray[np.float64]) -> NDArray[np.float64]:
+def _log_sum(logits: NDArray[np.float32]) -> NDArray[np.float64]:
     highest = logits.max(axis=1)
-    return np.asarray(highest + np.log(np.exp(logits - highest[:, None]).sum(axis=1)))
+    return np.asarray(highest + np.log(np.exp(logits - highest[:, None]).sum(axis=1, dtype=np.float64)))
+
+
+class _Teller(Nobody):
+    """Says how far a training is."""
+
+    def __init__(self, tell: Tell, what: str) -> None:
+        self._tell, self._what = tell, what
+
+    def progress(self, progress: Progress) -> None:
+        self._tell(f"{self._what}: step {progress.step:,} of {progress.total_steps:,}")
 
 
 # --- folds ----------------------------------------------------------------------------------------------------
@@ -157,10 +174,13 @@ def _by_folds(checkpoint: Checkpoint, data: Data, folds: int, tell: Tell, progre
         run = RunDir(root / f"fold-{fold + 1}")
         status = run.status() if run.path.is_dir() else None
         if status is None or status.state != "finished":
-            tell(f"training on all but fold {fold + 1} of {folds}")
             files.delete(run.path)
             plan = make_plan(config, tokenizer=tokenizers.from_dict(tokenizer), found=Data(rest, source, data.words))
-            Session(plan, root, run.name).train()
+            try:
+                Session(plan, root, run.name).train(_Teller(tell, f"training without fold {fold + 1} of {folds}"))
+            except Stopped as error:
+                words = f"stopped while training without fold {fold + 1} of {folds}; finished folds are kept"
+                raise Stopped(words, "the same command goes on from there", error.exit_code) from None
         judge = Embedder.of(CheckpointStore(run).named("last"))
         embedded = embed_data(judge, source, progress)
         suspects += _judged(embedded, _labels(source, embedded), judge.scale, f"fold {fold + 1}")
@@ -184,14 +204,19 @@ def _joined(data: Data) -> IndexedSource:
 
 def _duplicates(sides: dict[str, EmbeddedData], labels: dict[str, list[str]]) -> list[Duplicate]:
     """Held-out pictures that look just like a training picture: scores on them are too good."""
-    training = sides["train"].thumbnails[:MOST_COMPARED]
-    found = []
-    for start in range(0, len(sides["val"].thumbnails), BLOCK):
-        similarity = sides["val"].thumbnails[start : start + BLOCK] @ training.T
-        for row, nearest in enumerate(similarity.argmax(axis=1)):
-            if similarity[row, nearest] >= DUPLICATE:
-                names = labels["val"][start + row], labels["train"][nearest]
-                found.append(Duplicate(*names, round(float(similarity[row, nearest]), 4)))
+    training, held_out = sides["train"].thumbnails, sides["val"].thumbnails
+    best, nearest = np.full(len(held_out), -1.0, dtype=np.float32), np.zeros(len(held_out), dtype=np.int64)
+    rows = max(1, HELD_VALUES // len(held_out))
+    for start in range(0, len(training), rows):
+        similarity = held_out @ training[start : start + rows].T
+        found_here = similarity.argmax(axis=1)
+        here = similarity[np.arange(len(held_out)), found_here]
+        nearest = np.where(here > best, start + found_here, nearest)
+        best = np.maximum(best, here)
+    found = [
+        Duplicate(labels["val"][row], labels["train"][nearest[row]], round(float(best[row]), 4))
+        for row in np.flatnonzero(best >= DUPLICATE)
+    ]
     return sorted(found, key=lambda one: -one.similarity)
 
 
@@ -199,7 +224,10 @@ def write_csv(suspicion: Suspicion, path: Path) -> None:
     """To be edited and used as data: path, caption, then what the model thinks."""
     import csv
 
-    with files.replaced(path, durable=False) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+    with (
+        files.replaced(path, durable=False) as partial,
+        partial.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
+    ):
         writer = csv.writer(file)
         writer.writerow(["filepath", "caption", "misfit", "suggestion", "side"])
         for one in suspicion.suspects:

@@ -31,6 +31,7 @@ from clipctl.inference.embedder import Embedder
 from clipctl.inference.embedding_store import EmbeddingStore
 from clipctl.inference.gallery import Originals
 from clipctl.inference.search import nearest
+from clipctl.inference.stream import square_of
 
 HOST = "127.0.0.1"
 THUMBNAIL_PX, PICTURE_PX = 320, 1600
@@ -55,7 +56,7 @@ class Refused(Exception):
         self.status = status
 
 
-class Gallery:
+class Searcher:
     """What the page can ask for."""
 
     def __init__(self, store: EmbeddingStore, embedder: Embedder) -> None:
@@ -82,11 +83,11 @@ class Gallery:
 
     def by_picture(self, content: bytes, top: int) -> list[dict[str, Any]]:
         try:
-            picture = open_picture(content, self._embedder.size_px)
+            pixels = square_of(content, self._embedder.size_px)
         except BadPictureError as error:
             raise Refused(HTTPStatus.UNPROCESSABLE_ENTITY, f"this file cannot be used: {error}") from None
         with self._lock:
-            vector = self._embedder.embed_images([picture])
+            vector = self._embedder.embed_pixels(pixels[None])
         return self._nearest(vector, top)
 
     def thumbnail(self, row: int) -> bytes:
@@ -129,14 +130,14 @@ class Gallery:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves one gallery until it is shut down. Raises OSError if the port is taken."""
+    """Serves one index until it is shut down. Raises OSError if the port is taken."""
 
     daemon_threads = True
     request_queue_size = 64
 
-    def __init__(self, gallery: Gallery, port: int = 0) -> None:
+    def __init__(self, searcher: Searcher, port: int = 0) -> None:
         super().__init__((HOST, port), _Handler)
-        self.gallery, self.token = gallery, secrets.token_urlsafe(18)
+        self.searcher, self.token = searcher, secrets.token_urlsafe(18)
         self.places = threading.BoundedSemaphore(MOST_AT_ONCE)
         self.hosts = {f"{name}:{self.server_port}" for name in (HOST, "localhost")}
 
@@ -185,10 +186,15 @@ class _Handler(BaseHTTPRequestHandler):
             kind, body = find(what, row, question)
             self._send(HTTPStatus.OK, kind, body)
         except Refused as refusal:
-            body = json.dumps({"error": str(refusal)}).encode()
-            self._send(refusal.status, "application/json", body)
+            self._send_error(refusal.status, str(refusal))
         except (TimeoutError, ConnectionError):
             self.close_connection = True
+        except Exception as error:  # the page says so, and the next request may be answered again
+            self._send_error(HTTPStatus.INTERNAL_SERVER_ERROR, f"{type(error).__name__}: {error}")
+
+    def _send_error(self, status: HTTPStatus, words: str) -> None:
+        with suppress(OSError):
+            self._send(status, "application/json", json.dumps({"error": words}).encode())
 
     def _checked(self) -> tuple[str, int | None, dict[str, list[str]]]:
         """Who asks, and for what. A page elsewhere that guesses the port fails here: by its Host, or by the token."""
@@ -205,18 +211,18 @@ class _Handler(BaseHTTPRequestHandler):
         return match["what"], None if match["row"] is None else int(match["row"]), question
 
     def _get(self, what: str, row: int | None, question: dict[str, list[str]]) -> tuple[str, bytes]:
-        gallery = self.server.gallery
+        searcher = self.server.searcher
         match what, row:
             case "", None:
                 return "text/html; charset=utf-8", self._page()
             case "search", None:
-                return self._results(gallery.by_words(question.get("q", [""])[0], _top(question)))
+                return self._results(searcher.by_words(question.get("q", [""])[0], _top(question)))
             case "like", int(number):
-                return self._results(gallery.like(number, _top(question)))
+                return self._results(searcher.like(number, _top(question)))
             case "thumbnail", int(number):
-                return "image/jpeg", gallery.thumbnail(number)
+                return "image/jpeg", searcher.thumbnail(number)
             case "picture", int(number):
-                return "image/jpeg", gallery.picture(number, PICTURE_PX)
+                return "image/jpeg", searcher.picture(number, PICTURE_PX)
         raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
 
     def _post(self, what: str, row: int | None, question: dict[str, list[str]]) -> tuple[str, bytes]:
@@ -224,20 +230,20 @@ class _Handler(BaseHTTPRequestHandler):
             raise Refused(HTTPStatus.NOT_FOUND, "there is nothing here")
         length = self.headers.get("Content-Length", "")
         if not re.fullmatch(r"\d{1,12}", length):
-            raise Refused(HTTPStatus.LENGTH_REQUIRED, "how long is the picture?")
+            raise Refused(HTTPStatus.LENGTH_REQUIRED, "Content-Length is required")
         if int(length) > BODY_LIMIT_BYTES:
             raise Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"more than {BODY_LIMIT_BYTES >> 20} MiB")
         content = self.rfile.read(int(length))
         if len(content) < int(length):
             raise Refused(HTTPStatus.BAD_REQUEST, "the picture is incomplete")
-        return self._results(self.server.gallery.by_picture(content, _top(question)))
+        return self._results(self.server.searcher.by_picture(content, _top(question)))
 
     def _results(self, results: list[dict[str, Any]]) -> tuple[str, bytes]:
         return "application/json", json.dumps({"results": results}).encode()
 
     def _page(self) -> bytes:
         # What a script element ends with must not occur in the facts.
-        facts = json.dumps(self.server.gallery.facts).replace("<", "\\u003c")
+        facts = json.dumps(self.server.searcher.facts).replace("<", "\\u003c")
         page = files("clipctl.report").joinpath("browse.html").read_text(encoding="utf-8")
         self._nonce = secrets.token_urlsafe(12)
         return page.replace("NONCE", self._nonce).replace("FACTS", facts).encode()

@@ -73,7 +73,7 @@ def line_chart(
     x_low, x_high = min(xs), max(xs)
     y_low, y_high = min(ys) if low is None else low, max(ys)
     if not y_high > y_low:
-        y_low, y_high = y_low - 0.5 * (abs(y_low) or 1), y_high + 0.5 * (abs(y_high) or 1)
+        y_low, y_high = (y_low if low is not None else y_low - 0.5 * abs(y_low)), y_high + 0.5 * (abs(y_high) or 1)
     margin = 0.04 * (y_high - y_low)
     y_low, y_high = (y_low if low is not None else y_low - margin), y_high + margin
 
@@ -114,7 +114,7 @@ def line_chart(
             {
                 "name": line.name,
                 "style": line.style,
-                "x": [_short(x) for x, _ in line.points],
+                "x": [round(x, 3) for x, _ in line.points],
                 "y": [_short(y) for _, y in line.points],
                 "words": [words(y) for _, y in line.points],
             }

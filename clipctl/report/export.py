@@ -46,8 +46,11 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def export_csv(run: RunDir, directory: Path) -> list[Path]:
-    """One file for each kind of row. Columns are those of the first row of a kind; what later ones add is left out."""
+    """One file for each kind of row, with a column for every key that occurs."""
     directory.mkdir(parents=True, exist_ok=True)
+    columns: dict[str, dict[str, None]] = {}  # in the order in which they first occur
+    for row in valid_rows(run):
+        columns.setdefault(str(row.get("kind")), {}).update(dict.fromkeys(flat(row)))
     written: dict[str, Path] = {}
     with ExitStack() as stack:
         writers: dict[str, csv.DictWriter[str]] = {}
@@ -55,14 +58,13 @@ def export_csv(run: RunDir, directory: Path) -> list[Path]:
             kind = str(row.get("kind"))
             if kind not in KINDS:
                 continue
-            values = flat(row)
             if kind not in writers:
                 written[kind] = directory / f"{KINDS[kind]}.csv"
                 partial = stack.enter_context(files.replaced(written[kind], durable=False))
                 file = stack.enter_context(partial.open("w", newline="", encoding="utf-8"))
-                writers[kind] = csv.DictWriter(file, list(values), extrasaction="ignore")
+                writers[kind] = csv.DictWriter(file, list(columns[kind]))
                 writers[kind].writeheader()
-            writers[kind].writerow(values)
+            writers[kind].writerow(flat(row))
     return list(written.values())
 
 

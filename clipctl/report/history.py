@@ -36,6 +36,7 @@ class History:
     last_evaluation: dict[str, Any] = field(default_factory=dict)
     best_evaluation: dict[str, Any] = field(default_factory=dict)
     energy_j: float = 0.0  # as far as power was measured
+    _base_s: float = 0.0  # what earlier attempts took
     _last_s: float | None = None
 
     @classmethod
@@ -54,6 +55,8 @@ class History:
             for phase in PHASES:
                 value = number(row.get(phase))
                 self.phases[phase] += value if math.isfinite(value) else 0.0
+        if any(row.get("kind") == metrics.RESUME for row in rows.others):  # its clock starts again
+            self._base_s, self._last_s = self._last_s or 0.0, None
         for row in rows.systems:
             self._fold_system(row)
         for row in rows.others:
@@ -63,7 +66,7 @@ class History:
                 self._fold_epoch(row)
 
     def _fold_system(self, row: dict[str, Any]) -> None:
-        elapsed_s = number(row.get("elapsed_s"))
+        elapsed_s = self._base_s + number(row.get("elapsed_s"))
         if not math.isfinite(elapsed_s):
             return
         for key in MACHINE_KEYS:

@@ -7,6 +7,7 @@ from importlib.resources import files as resources
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from clipctl.monitor.reader import number
+from clipctl.monitor.series import Series
 from clipctl.monitor.view import PHASES
 from clipctl.report.charts import Line, compact, heat_strip, line_chart, percent, size
 from clipctl.report.history import BANDS, History, band_of, points_of, thinned
@@ -116,13 +117,18 @@ def _diagnosis(histories: Sequence[History]) -> Iterator[str]:
 # --- curves ---------------------------------------------------------------------------------------------------
 
 
-def _over_steps(histories: Sequence[History], *keys: tuple[str, str], band: bool = False) -> list[Line]:
+def _lines(
+    histories: Sequence[History],
+    curves: Callable[[History], dict[str, Series]],
+    keys: Sequence[tuple[str, str]],
+    *,
+    band: bool = False,
+) -> list[Line]:
     """One line for each key of each run; with several runs, colours are runs and dashes are keys."""
-    lines = []
+    alone, lines = len(histories) == 1, []
     for number_of_run, history in enumerate(histories):
         for number_of_key, (key, name) in enumerate(keys):
-            series = history.steps.get(key)
-            alone = len(histories) == 1
+            series = curves(history).get(key)
             label = name if alone else f"{history.run.name} {name}" if len(keys) > 1 else history.run.name
             style = number_of_key if alone else number_of_run
             around = band_of(series) if band and number_of_key == 0 else ()
@@ -164,7 +170,7 @@ CHARTS = {
 
 
 def lines_of(chart: Chart, histories: Sequence[History]) -> list[Line]:
-    return _over_steps(histories, *chart.keys, band=chart.has_band)
+    return _lines(histories, lambda history: history.steps, chart.keys, band=chart.has_band)
 
 
 def chance_of(chart: Chart, histories: Sequence[History]) -> float | None:
@@ -194,15 +200,7 @@ def _machine(histories: Sequence[History]) -> Iterator[str]:
         ("Power", (("power_w", "W"),), compact),
     )
     for title, keys, words in charts:
-        lines = [
-            Line(
-                name if len(histories) == 1 else history.run.name,
-                points_of(history.machine.get(key)),
-                number_of_key if len(histories) == 1 else number_of_run,
-            )
-            for number_of_run, history in enumerate(histories)
-            for number_of_key, (key, name) in enumerate(keys)
-        ]
+        lines = _lines(histories, lambda history: history.machine, keys)
         yield line_chart(title, lines, words=words, x_words=_duration, x_name="second", low=0.0)
 
 
@@ -257,7 +255,7 @@ def _retrieval(finds: "Sequence[Find] | None", note: str) -> Iterator[str]:
             f'title="{html.escape(one.name)}">'
             for one in find.pictures
         )
-        rank = f"{'✓' if find.rank == 1 else '✗'} right one at {find.rank:,} of {find.of:,}"
+        rank = f"{'✓' if find.rank == 1 else '✗'} correct picture ranked {find.rank:,} of {find.of:,}"
         caption = html.escape(find.caption)
         yield f'<div class="card"><b>{caption}</b><br><span class="faint">{rank}</span>'
         yield f'<div class="pictures">{pictures}</div></div>'

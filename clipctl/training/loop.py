@@ -76,12 +76,12 @@ def carry_out(training: Training, attempt: int) -> None:
 def run_epochs(training: Training) -> None:
     patience = training.plan.config.train.patience
     while not training.course.is_out_of_patience(patience):
-        schedule, epoch = training.plan.schedule, training.course.evaluated_epochs + 1
-        if epoch > schedule.epochs:
+        epoch = training.course.evaluated_epochs + 1
+        if epoch > training.plan.schedule.epochs:
             break
         train_epoch(training, epoch)
         training.stop.check()
-        if schedule.is_evaluated(epoch):
+        if training.plan.schedule.is_evaluated(epoch):
             evaluate_epoch(training, epoch)
         else:
             training.course = training.course.passed(epoch)
@@ -97,13 +97,13 @@ def keep_to_time(training: Training) -> None:
         training.plan = training.plan.with_steps(steps)
         training.journal.length(training.plan, step)
         training.saver.follow(training.plan, training.state, training.course)
+        training.meter.restart()  # saving is no part of a step
 
 
 def train_epoch(training: Training, epoch: int) -> None:
     """The batches of an epoch that are left."""
-    state, schedule = training.state, training.plan.schedule
-    first_batch, last_step = state.step - schedule.first_step(epoch), schedule.last_step(epoch)
-    if state.step >= last_step:
+    state, first_batch = training.state, training.state.step - training.plan.schedule.first_step(epoch)
+    if state.step >= training.plan.schedule.last_step(epoch):
         return
     if first_batch == 0:
         training.course = replace(training.course, epoch_window=None)
@@ -114,20 +114,21 @@ def train_epoch(training: Training, epoch: int) -> None:
         note_bad(training, batch.bad)
         training.meter.begin()
         micro_batch = state.micro_batch
-        lr = lr_at(state.step + 1, schedule.total_steps, training.plan.config.optim)
+        lr = lr_at(state.step + 1, training.plan.schedule.total_steps, training.plan.config.optim)
         result = train_step(state, batch, lr=lr, mark=training.meter.mark)
         if state.micro_batch != micro_batch:
             note_micro_batch(training)
         training.meter.end(result, step=state.step, epoch=epoch, pairs=len(batch.images), lr=lr)
-        if state.step == last_step:
+        if state.step >= training.plan.schedule.last_step(epoch):
             break
         if training.meter.is_due:
             flush(training)
+            keep_to_time(training)
         if training.saver.is_due(state):
             flush(training)
             training.saver.try_to_save(state, training.course)
             training.meter.restart()
-    flush(training, report=not schedule.is_evaluated(epoch))  # otherwise once it is evaluated
+    flush(training, report=not training.plan.schedule.is_evaluated(epoch))  # otherwise once it is evaluated
     norms = grad_norms_by_block(state.model)
     training.journal.epoch(epoch, state.step, time.perf_counter() - started, norms, training.course)
 

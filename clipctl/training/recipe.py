@@ -213,7 +213,7 @@ class _Planner:
             raise ConfigError(
                 f"--time {self.config.train.time} is too short: starting, {LEAST_STEPS} steps and an evaluation take "
                 f"{least_s} s here",
-                f"the least is --time {least_s}s",
+                f"use --time {least_s}s or more",
             )
         epochs = math.ceil(steps / schedule.steps_per_epoch)
         plan = plan.with_steps(steps, self._eval_every(epochs))
@@ -245,7 +245,7 @@ class _Planner:
             return []
         passes = plan.schedule.total_steps / plan.schedule.steps_per_epoch
         share = 1 - math.exp(-passes / PASSES_TO_LEARN)
-        return [f"expects {share:.0%} of what this model finds in the long run, after {passes:,.0f} passes"]
+        return [f"expected to reach about {share:.0%} of its final R@1, after {passes:,.0f} passes"]
 
     def _make(self, values: Mapping[str, Any]) -> TrainPlan:
         # A preset, or a model of the user's own, comes with its own batch size and rate.

@@ -17,21 +17,22 @@ def browse(
 ) -> None:
     """Search pictures on a page in the browser, on this machine only."""
     with output.counting("embedding", "loading the model") as (tell, progress):
-        from clipctl.report.browse import Gallery, Server
+        from clipctl.report.browse import Searcher, Server
 
-        gallery = Gallery(*opened(index, model, device, runs_dir, tell, progress))
+        searcher = Searcher(*opened(index, model, device, runs_dir, tell, progress))
         try:
-            server = Server(gallery, port)
+            server = Server(searcher, port)
         except OSError as error:
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise
             raise ConfigError(f"port {port} cannot be used: {error.strerror}", "leave --port out") from None
     output.data().print(output.plain(server.address), soft_wrap=True)
-    output.prose().print("Ctrl-C ends it")
-    if not no_open:
+    output.prose().print("Press Ctrl-C to stop.")
+    if not no_open:  # in a thread: a browser in this terminal would wait for the page, and the page for it
+        import threading
         import webbrowser
 
-        webbrowser.open(server.address)
+        threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
     try:
         server.serve_forever()
     except KeyboardInterrupt:

@@ -27,8 +27,8 @@ def classify(
 ) -> None:
     """Name pictures: which of several labels fits each best."""
     if json and as_csv:
-        raise ConfigError("--json and --csv exclude each other", "leave one of them out")
-    with output.counting("naming", "looking for pictures") as (tell, progress):
+        raise ConfigError("--json and --csv cannot be combined", "leave one of them out")
+    with output.counting("classifying", "looking for pictures") as (tell, progress):
         from clipctl.inference import labels as naming
         from clipctl.inference.embedder import load
         from clipctl.inference.gallery import open_gallery
@@ -53,7 +53,7 @@ def classify(
 
 
 def table(named: "list[Named]") -> list[tuple[str, ...]]:
-    header = ("picture", *("label", "sure") * len(named[0].labels))
+    header = ("picture", *("label", "probability") * len(named[0].labels))
     rows = [
         (shown(one.path), *(text for label, share in one.labels for text in (label, f"{share:.0%}"))) for one in named
     ]
@@ -61,8 +61,10 @@ def table(named: "list[Named]") -> list[tuple[str, ...]]:
 
 
 def print_csv(named: "list[Named]") -> None:
-    writer = csv.writer(sys.stdout)
+    writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(["path", "rank", "label", "probability"])
     for one in named:
         for rank, (label, share) in enumerate(one.labels, start=1):
-            writer.writerow([one.path, rank, label, f"{share:.6f}"])
+            # A name that is not UTF-8 would end the output.
+            path = one.path.encode(errors="replace").decode()
+            writer.writerow([path, rank, label, f"{share:.6f}"])

@@ -66,7 +66,7 @@ def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
 def suspects(
     run: options.Model,
     folds: options.Folds = 0,
-    top: options.Top = 20,
+    top: options.TopPairs = 20,
     out: options.SuspectsOut = None,
     sheet: options.Sheet = None,
     runs_dir: options.RunsDir = None,
@@ -74,20 +74,26 @@ def suspects(
 ) -> None:
     """Find captions that do not fit their picture, and pictures on both sides of the split."""
     from clipctl.cli.views import suspects as view
+    from clipctl.data.sheet import check_sheet
 
     if folds == 1:
         raise ConfigError("--folds must be 2 or more: each part is judged by a model trained on the others")
+    if sheet:
+        check_sheet(sheet)
+    if out and not out.parent.is_dir():
+        raise ConfigError(f"there is no directory {out.parent} to write {out.name} to")
     with output.counting("embedding", "loading the model") as (tell, progress):
         from clipctl.inference.suspects import find_suspects, write_csv
         from clipctl.runs.rundir import runs_root
         from clipctl.runs.store import find_checkpoint
 
-        found = find_suspects(find_checkpoint(runs_root(runs_dir), run, default="best"), folds, tell, progress)
+        checkpoint = find_checkpoint(runs_root(runs_dir), run, default="best")
+        found = find_suspects(checkpoint, folds, tell, progress)
     if out:
         write_csv(found, out)
         output.prose().print(f"wrote {out}", markup=False)
     if sheet:
-        view.write_sheet_of(found.suspects[:top], sheet)
+        view.write_sheet_of(found.suspects[:top], found.places, sheet)
         output.prose().print(f"wrote {sheet}", markup=False)
     if json:
         facts = {"folds": found.folds, "pairs": len(found.suspects)}

@@ -21,7 +21,7 @@ def embed(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Embed pictures into an index to search in; again, only what is new or changed."""
+    """Embed pictures into a searchable index; later runs embed only new or changed pictures."""
     if dtype not in ("float16", "float32"):
         raise ConfigError(f"--dtype must be float16 or float32, got {dtype!r}")
     with output.counting("embedding", "looking for pictures") as (tell, progress):
@@ -52,13 +52,16 @@ def bad_rows(bad: "list[BadFile]") -> list[dict[str, str]]:
 
 
 def show_bad(bad: "list[BadFile]") -> None:
+    show_reasons({one.picture.path: one.reason for one in bad})
+
+
+def show_reasons(reasons: dict[str, str]) -> None:
     """Pictures that could not be used, and why."""
     from clipctl.data.bad import bad_counts, bad_lines
 
-    if bad:
-        reasons = {one.picture.path: one.reason for one in bad}
-        noun = "picture" if len(bad) == 1 else "pictures"
-        words = f"{len(bad):,} {noun} cannot be used: {bad_counts(reasons.values())}"
+    if reasons:
+        noun = "picture" if len(reasons) == 1 else "pictures"
+        words = f"{len(reasons):,} {noun} cannot be used: {bad_counts(reasons.values())}"
         console = output.prose()
         for line in (words, *(f"  {line}" for line in bad_lines(reasons, LISTED_BAD))):
             console.print(output.plain(line, style="yellow"), soft_wrap=True)

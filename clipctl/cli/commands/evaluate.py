@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 from clipctl.cli import options, output
+from clipctl.cli.commands.embed import show_reasons
 from clipctl.config.layers import resolve
 from clipctl.errors import ConfigError
 
@@ -29,8 +30,12 @@ def evaluate(
 ) -> None:
     """Judge a model on data, by default the held-out pictures of its own run."""
     from clipctl.cli.views import evaluation as views
+    from clipctl.inference.labels import check_templates, parse_labels
 
     asked = resolve(layers).data
+    if classes:
+        parse_labels(classes, None)
+    check_templates(template or [])
     with output.counting("embedding", "loading the model") as (tell, progress):
         from clipctl.inference import evaluation
         from clipctl.inference.embedder import load
@@ -55,15 +60,16 @@ def evaluate(
         "chance": evaluation.chance_recalls(embedded),
         "baseline_r1": baseline,
     }
+    bad = [{"path": source.label(one.picture), "reason": one.reason} for one in embedded.bad]
     if json:
         first, *others = (one.to_dict() for one in found)
         compared = [
             {**other, "difference": {**gap._asdict(), "more_than_chance": gap.is_more_than_chance}}
             for other, gap in zip(others, differences, strict=True)
         ]
-        bad = [{"path": source.label(one.picture), "reason": one.reason} for one in embedded.bad]
         output.print_json("eval", {**facts, **first, "against": compared, "bad": bad})
     else:
+        show_reasons({one["path"]: one["reason"] for one in bad})
         output.show_parts(views.parts(facts, found, differences))
 
 

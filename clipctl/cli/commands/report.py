@@ -41,7 +41,7 @@ def report(
             write_plot(plot, histories, path)
         else:
             finds, note = (None, "left out by --no-pictures") if no_pictures else retrievals(found[0], tell)
-            path.write_text(page(histories, finds, note), encoding="utf-8")
+            path.write_text(page(histories, finds, note), encoding="utf-8", errors="replace")
     output.data().print(output.plain(f"wrote {path} ({units.size(path.stat().st_size)})"), soft_wrap=True)
 
 

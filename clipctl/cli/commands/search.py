@@ -37,6 +37,7 @@ def search(
         from clipctl.inference.library import embed_queries
         from clipctl.inference.search import nearest, without
 
+        queries = list(dict.fromkeys(queries))
         store, embedder = opened(index, model, device, runs_dir, tell, progress)
         wanted = embed_queries(embedder, queries)
         if minus:
@@ -67,6 +68,11 @@ def opened(
 
     if is_store(index):
         store = EmbeddingStore.open(index)
+        if model is None and not Path(store.manifest.model.path).exists():
+            raise DataError(
+                f"the model of this index is gone: {store.manifest.model.path}",
+                "embed the pictures again with another model: clipctl embed MODEL PICTURES -o INDEX",
+            )
         embedder = load(model or store.manifest.model.path, runs_dir=runs_dir, device=device)
         store.check_model(embedder.identity.name, embedder.identity.fingerprint)
         return store, embedder

@@ -44,15 +44,14 @@ def recall_table(chance: dict[str, float], found: "Sequence[ModelScores]") -> Te
 
 def baseline_line(without: float | None, one: "ModelScores") -> Text:
     if without is None:
-        return plain("no baseline by pixels: these captions do not occur in the training pictures, or those are gone")
-    verdict = "" if one.recalls["i2t_r1"] > without else ": the model is of less use than that"
-    words = f"without training, the nearest training picture by pixels names {units.percent(without)} of the pictures"
-    return plain(words + verdict)
+        return plain("no pixel baseline: these captions do not occur in the training pictures, or those are gone")
+    verdict = "" if one.recalls["i2t_r1"] > without else "; the model does worse than this baseline"
+    return plain(f"baseline without training, nearest training picture by pixels: {units.percent(without)}{verdict}")
 
 
 def difference_line(first: "ModelScores", other: "ModelScores", gap: "Difference") -> Text:
     points = f"{100 * gap.value:+.1f} points of R@1 (95 %: {100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
-    verdict = "more than chance" if gap.is_more_than_chance else "may be chance"
+    verdict = "significant at 95 %" if gap.is_more_than_chance else "not significant at 95 %"
     return plain(f"{other.name} against {first.name}: {points}, {verdict}")
 
 

@@ -22,8 +22,8 @@ def parts(found: "Suspicion", top: int) -> Iterator[Text]:
     judge = (
         f"judged by {found.folds} models, each on pictures that it was not trained on"
         if found.folds
-        else "judged by the run itself, which may know wrong captions of its training pictures by heart: "
-        "--folds 3 judges each picture by a model that has not seen it"
+        else "judged by the run itself, which may have memorised wrong captions: with --folds 3, each picture is "
+        "judged by a model that has not seen it"
     )
     yield plain(f"{len(found.suspects):,} pairs, worst first; {judge}\n")
     rows = [("misfit", "side", "caption", "fits better", "picture")]
@@ -42,12 +42,12 @@ def _cut(caption: str) -> str:
     return caption if len(caption) <= CAPTION_WIDTH else f"{caption[: CAPTION_WIDTH - 1]}…"
 
 
-def write_sheet_of(suspects: "Sequence[Suspect]", path: Path) -> None:
+def write_sheet_of(suspects: "Sequence[Suspect]", places: Sequence[str], path: Path) -> None:
     """A contact sheet of the worst pairs."""
     from clipctl.data.sheet import Cell, write_sheet
     from clipctl.inference.gallery import Originals
 
-    originals = Originals([])
+    originals = Originals(places)
     write_sheet(
         [Cell(partial(originals.square, one.path), one.caption, os.path.basename(one.path)) for one in suspects], path
     )
