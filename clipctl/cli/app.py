@@ -5,7 +5,6 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperGroup
 
 import clipctl
 from clipctl.cli.commands import (
@@ -25,15 +24,12 @@ from clipctl.cli.commands import (
     train,
 )
 from clipctl.cli.output import plain, prose
-from clipctl.cli.startup import LightCommand, SpreadCommand, already_false
+from clipctl.cli.startup import LightCommand, LightGroup, SpreadCommand
 from clipctl.errors import ClipctlError, ExitCode
 
 
-class Commands(TyperGroup):
+class Commands(LightGroup):
     """Turns every failure into `error:` and `hint:` lines and an exit code. CLIPCTL_DEBUG=1 shows the traceback."""
-
-    def get_help_option(self, ctx: Any) -> Any:
-        return already_false(super().get_help_option(ctx))
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -2,21 +2,32 @@
 
 from typing import Any
 
-from typer.core import TyperCommand
+from typer.core import TyperCommand, TyperGroup
 
 
-class LightCommand(TyperCommand):
+class _Light:
     """Typer imports pydantic, a third of the time that a command takes to start, to convert every value, given or not.
     Here values that need no conversion are taken as they are."""
 
+    params: list[Any]
+
     def get_help_option(self, ctx: Any) -> Any:
-        return already_false(super().get_help_option(ctx))
+        return already_false(super().get_help_option(ctx))  # type: ignore[misc]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         for param in self.params:
             if not param.required and getattr(param, "callback", None) is None:
-                param.process_value = _light(param, param.process_value)  # type: ignore[method-assign]
-        return super().parse_args(ctx, args)
+                param.process_value = _light(param, param.process_value)
+        left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        return left
+
+
+class LightCommand(_Light, TyperCommand):
+    pass
+
+
+class LightGroup(_Light, TyperGroup):
+    pass
 
 
 class SpreadCommand(LightCommand):
