@@ -248,8 +248,8 @@ class _Planner:
         return [f"expected to reach about {share:.0%} of its final R@1, after {passes:,.0f} passes"]
 
     def _make(self, values: Mapping[str, Any]) -> TrainPlan:
-        # A preset, or a model of the user's own, comes with its own batch size and rate.
-        own = ("train.batch_size", "optim.lr") if self.owns_model else ()
+        # A preset, or a model of the user's own, comes with its own batch size, rate and checkpoints.
+        own = ("train.batch_size", "optim.lr", "save.every") if self.owns_model else ()
         kept = {key: value for key, value in self.values.items() if key not in own}
         config = layers.resolve([Layer("recipe", {**kept, **values}), *self.asked])
         return make_plan(config, found=self.data, tell=self.tell)
