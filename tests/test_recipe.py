@@ -119,7 +119,8 @@ def test_a_preset_or_a_model_of_ones_own_is_kept(shapes):
         config = prepare(layer(**shapes, **own)).plan.config
         assert config.model.image.is_clip_layout and config.train.batch_size == 27 and config.optim.lr == 8e-4
         assert config.data.tokenizer == "words" and config.train.picture_term == 1.0
-        assert config.save.every == resolve(layer()).save.every and config.train.epochs == 50 and config.train.steps is None
+        assert config.save.every == resolve(layer()).save.every
+        assert config.train.epochs == 50 and config.train.steps is None
 
 
 def test_layout_clip_trains_what_other_libraries_know(shapes, pace):
