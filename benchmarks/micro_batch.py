@@ -86,6 +86,8 @@ def main():
         step(parts)
     for _ in range(PLAIN_STEPS):
         step(plain)
+    for side in (plain, parts):
+        side.send(False)
     per_image = {side: statistics.median(taken) for side, taken in seconds.items()}
     plain_s, parts_s = per_image[plain] / asked.micro_batch, per_image[parts] / asked.batch_size
     print(f"{cpu.name()}, {cpu.usable_cores()} cores, Python {platform.python_version()}, torch {torch.__version__}")
