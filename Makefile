@@ -45,4 +45,5 @@ $(VENV)/installed: $(BIN)/python pyproject.toml constraints.txt
 $(VENV)/installed-dev: $(VENV)/installed
 	@echo "Installing the test tools."
 	@$(PIP) --editable '.[test,dev]'
+	@$(PIP) --no-deps open_clip_torch  # it asks for torchvision, which has no CPU build; its models do not need it
 	@touch $@

@@ -24,12 +24,14 @@ import PIL
 import torch
 from PIL import Image
 
+from clipctl.config.sections import OPENAI_MEAN as MEAN
+from clipctl.config.sections import OPENAI_STD as STD
 from clipctl.data.cache import RamCache
 from clipctl.data.decoding import open_picture
 from clipctl.data.images import Augmentation, augment, kept_side
 from clipctl.hardware import cpu
 from clipctl.hardware.memory import keep_freed_memory
-from clipctl.model.clip import MEAN, STD, normalise
+from clipctl.model.clip import normalise
 
 INDEX_ROWS, OPEN_PAIRS = 1_000_000, 10_000_000
 SIZE_PX = 224

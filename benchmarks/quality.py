@@ -105,9 +105,9 @@ def pixels_of(pairs):
 
 
 def normalised(pixels):
-    from clipctl.model.clip import MEAN, STD
+    from clipctl.config.sections import OPENAI_MEAN, OPENAI_STD
 
-    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (MEAN, STD))
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (OPENAI_MEAN, OPENAI_STD))
     return (pixels.float() / 255 - mean) / std
 
 

@@ -18,8 +18,9 @@ LAYERS = [
     {"files", "config"},
     {"runs", "hardware"},
     {"data", "model"},
+    {"interop"},
     {"training"},
-    {"bench", "monitor", "doctor", "inference", "interop"},
+    {"bench", "monitor", "doctor", "inference"},
     {"report"},
     {"cli"},
 ]

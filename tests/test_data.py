@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 import torch
 
+from clipctl.config.sections import OPENAI_MEAN as MEAN
+from clipctl.config.sections import OPENAI_STD as STD
 from clipctl.config.sections import DataConfig
 from clipctl.data import tokenizers
 from clipctl.data.cache import RamCache
@@ -12,7 +14,7 @@ from clipctl.data.loader import Collate, Pair, PairDataset, TrainLoader
 from clipctl.data.sampling import EpochSampler, Key, epoch_batches
 from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.data.tokenizers import PAD_ID, START_ID, UNKNOWN_ID, CharacterTokenizer
-from clipctl.model.clip import MEAN, STD, normalise
+from clipctl.model.clip import normalise
 
 DRAWN = Augmentation.of(DataConfig(), drawn=True)
 

@@ -13,6 +13,7 @@ from clipctl.cli.commands import (
     checkpoint,
     classify,
     completion,
+    convert,
     data,
     doctor,
     embed,
@@ -71,8 +72,10 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("train", cls=train.TrainCommand)(train.train)
-checkpoints = typer.Typer(cls=Commands, help="List, show, verify, prune and compare checkpoints.", no_args_is_help=True)
-for name, command in checkpoint.COMMANDS.items():
+checkpoints = typer.Typer(
+    cls=Commands, help="List, verify, compare, merge, import and export checkpoints.", no_args_is_help=True
+)
+for name, command in {**checkpoint.COMMANDS, **convert.COMMANDS}.items():
     checkpoints.command(name, cls=LightCommand)(command)
 app.add_typer(checkpoints, name="checkpoint")
 datasets = typer.Typer(cls=Commands, help="Look at pictures and captions before training.", no_args_is_help=True)

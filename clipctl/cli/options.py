@@ -192,9 +192,20 @@ Yes = Annotated[bool, _switch("--yes", "Really delete; without it, list what wou
 KeepLastOf = Annotated[int, typer.Option("--keep-last", metavar="N", min=1, help="Newest checkpoints to keep.")]
 KeepBestOf = Annotated[int, typer.Option("--keep-best", metavar="N", min=1, help="Best checkpoints to keep.")]
 
-Model = Annotated[str, _argument("MODEL", "RUN (its best), RUN@last, RUN@STEP, or a checkpoint's directory.")]
+Model = Annotated[str, _argument("MODEL", "A run (its best checkpoint), RUN@last, a model's directory, or a hub name.")]
 ModelOf = Annotated[str | None, _option("--model", "To search a folder that has no index yet.", None, "MODEL")]
 Places = Annotated[list[str], _argument("PATH...", "Folders (with all below), pictures, tables, JSON or tar shards.")]
+ModelOut = Annotated[Path, _option("-o", "Directory to write; must not exist.", None, "DIR")]
+TokenizerFile = Annotated[
+    Path | None, _option("--tokenizer", "tokenizer.json of a model that comes without one.", None, "FILE")
+]
+Activation = Annotated[
+    str | None, _option("--activation", "gelu or quick_gelu, if only tensors are given.", None, "NAME")
+]
+ExportFormat = Annotated[
+    str,
+    typer.Option("--to", metavar="NAME", help="transformers, open_clip, both, safetensors, onnx or coreml."),
+]
 IndexOut = Annotated[Path, _option("-o", "Directory of the index, new or to be refreshed.", None, "INDEX")]
 Index = Annotated[Path, _argument("INDEX", "What clipctl embed made; or, with --model, a folder of pictures.")]
 Queries = Annotated[list[str], _argument("QUERY...", "Words, or a picture file.")]

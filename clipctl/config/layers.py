@@ -144,7 +144,7 @@ def to_yaml(config: TrainConfig) -> str:
 class Leaf:
     """One setting: how its values are written and which are allowed."""
 
-    kind: Any  # int, float, bool, str, Interval, a tuple of str, or a Literal
+    kind: Any  # int, float, bool, str, Interval, a tuple of str or of float, or a Literal
     optional: bool
     low: float | None
     high: float | None
@@ -168,6 +168,8 @@ class Leaf:
             return raw if isinstance(raw, Interval) else Interval.parse(self._parse_text(raw))
         if self.kind == tuple[str, ...]:
             return tuple(self._parse_text(one) for one in (raw if isinstance(raw, list | tuple) and raw else [raw]))
+        if self.kind == tuple[float, ...]:
+            return self._parse_colour(raw)
         return self._parse_number(raw)
 
     def _parse_text(self, raw: Any) -> str:
@@ -176,6 +178,12 @@ class Leaf:
         if self.check:
             self.check(raw)
         return self.convert(raw) if self.convert else raw
+
+    def _parse_colour(self, raw: Any) -> tuple[float, ...]:
+        values = raw.split(",") if isinstance(raw, str) else raw
+        if not isinstance(values, list | tuple) or len(values) != 3:
+            raise ValueError("three numbers, for red, green and blue")
+        return tuple(float(self._parse_number(one)) for one in values)
 
     def _parse_number(self, raw: Any) -> int | float:
         if isinstance(raw, bool) or not isinstance(raw, int | float | str):

@@ -31,6 +31,9 @@ DataFormat = Literal[
 ]
 
 EVERY_FIVE_EPOCHS = Interval(5, "e")
+# Statistics of OpenAI's training pictures; nearly every CLIP model normalises with them.
+OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
+OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
 MAX_SCALE = 100.0  # cap of 1 / temperature: beyond it the softmax saturates
 
 
@@ -59,6 +62,12 @@ def check_tokenizer(text: str) -> None:
         raise ValueError("characters, words, bpe:4096, or the path of a tokenizer.json")
 
 
+def check_lock(text: str) -> None:
+    tower, _, blocks = text.partition(":")
+    if tower not in ("image", "text", "both") or (blocks and not blocks.isdecimal()) or text.endswith(":"):
+        raise ValueError("image, text or both, or with a number of last blocks to train all the same: image:2")
+
+
 def bounded(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
     """A field whose value, when there is one, lies between `low` and `high`, both included."""
     return field(default=default, metadata={"low": low, "high": high})
@@ -75,6 +84,8 @@ class ImageTowerConfig:
     # pictures: several convolutions of stride 2 see edges before shapes, and a projection of all tokens knows where.
     stem: Literal["patches", "conv"] = "patches"
     pool: Literal["class", "mean", "flat"] = "class"
+    mean: tuple[float, ...] = bounded(OPENAI_MEAN, low=0.0, high=1.0)  # of red, green and blue, subtracted from pixels
+    std: tuple[float, ...] = bounded(OPENAI_STD, low=1e-3, high=1.0)  # what they are divided by after that
 
     @property
     def patches(self) -> int:
@@ -212,6 +223,37 @@ class RuntimeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class TuneConfig:
+    """How a pretrained model is trained further."""
+
+    base: str | None = None  # the model to start from; None: from nothing
+    revision: str | None = None  # of a model from the hub: the commit that was used
+    # Towers that stay as they are, but for their projection; image:2 trains the last two blocks as well.
+    lock: str | None = field(default=None, metadata={"check": check_lock})
+    lora: int | None = bounded(None, low=1, high=1024)  # rank of what is added to matrices; None: train the matrices
+    layer_decay: float = bounded(1.0, low=0.1, high=1.0)  # a block's learning rate, as a share of the next one's
+    # Augmented views of each picture, used in turn, so that a locked tower's features can be kept. None: always new.
+    views: int | None = bounded(None, low=1, high=1000)
+    keep_features: bool = True  # of a locked tower: computed once instead of in every epoch
+
+    @property
+    def locked(self) -> tuple[str, ...]:
+        """Towers that are locked."""
+        tower = (self.lock or "").partition(":")[0]
+        return ("image", "text") if tower == "both" else (tower,) if tower else ()
+
+    @property
+    def unlocked_blocks(self) -> int:
+        """Last blocks of a locked tower that are trained all the same."""
+        return int((self.lock or "").partition(":")[2] or 0)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether a locked tower's features are kept."""
+        return self.keep_features and bool(self.locked) and not self.unlocked_blocks and self.lora is None
+
+
+@dataclass(frozen=True, kw_only=True)
 class TrainConfig:
     preset: str = "tiny"
     recipe: Literal["auto", "plain"] = "auto"  # what a new run does about settings that were left open
@@ -219,6 +261,7 @@ class TrainConfig:
     model: ModelConfig = ModelConfig()
     data: DataConfig = DataConfig()
     optim: OptimConfig = OptimConfig()
+    tune: TuneConfig = TuneConfig()
     train: LoopConfig = LoopConfig()
     save: SaveConfig = SaveConfig()
     runtime: RuntimeConfig = RuntimeConfig()

@@ -36,8 +36,8 @@ class Views(NamedTuple):
 
 
 class Batch(NamedTuple):
-    images: Tensor  # (B, H, W, 3) uint8
-    tokens: Tensor  # (B, N) int64, N up to the context
+    images: Tensor  # (B, H, W, 3) uint8; of a locked tower features (B, P)
+    tokens: Tensor  # (B, N) int64, N up to the context; of a locked tower features (B, D)
     jitter: Tensor | None = None  # (B, 3): factors for brightness, contrast and saturation; None: unchanged
     positives: Tensor | None = None  # (B, B) bool: captions (column) that match a picture (row); None: only its own
     bad: tuple[BadPicture, ...] = ()  # pictures that were replaced by others
@@ -52,6 +52,11 @@ class Batch(NamedTuple):
         assert images is not None
         views = None if self.views is None else self.views.to(image)
         return Batch(images, self.tokens.to(text, non_blocking=True), jitter, positives, self.bad, views)
+
+    @property
+    def has_features(self) -> bool:
+        """Whether pictures are features already."""
+        return self.images.ndim == 2
 
     @property
     def seen(self) -> Tensor:

@@ -33,9 +33,9 @@ _UPRIGHT = {
 }
 
 
-def open_picture(content: bytes, least_px: int) -> Image.Image:
-    """Decode a file's bytes: upright, in RGB, with transparency on white. A JPEG may come out smaller than it is, with
-    no side below `least_px`: its blocks are decoded at 1/2, 1/4 or 1/8 of their size, which is fast."""
+def open_picture(content: bytes, least_px: int | None = None) -> Image.Image:
+    """Decode a file's bytes: upright, in RGB, with transparency on white. With `least_px`, a JPEG may come out smaller
+    than it is, with no side below that: its blocks are decoded at 1/2, 1/4 or 1/8 of their size, which is fast."""
     if not content:
         raise BadPictureError("empty")
     if len(content) > FILE_LIMIT_BYTES:
@@ -45,7 +45,7 @@ def open_picture(content: bytes, least_px: int) -> Image.Image:
         if picture.width * picture.height > PIXEL_LIMIT:
             raise BadPictureError(f"more than {PIXEL_LIMIT // 10**6} megapixels")
         orientation = picture.getexif().get(ExifTags.Base.Orientation)
-        if picture.format == "JPEG" and min(picture.size) >= 2 * least_px:
+        if least_px and picture.format == "JPEG" and min(picture.size) >= 2 * least_px:
             picture.draft("RGB", _drafted(picture.size, least_px))
         rgb = to_rgb(picture)
     except BadPictureError:
@@ -99,9 +99,21 @@ def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
     return (np.clip((numbers - low) / max(high - low, 1e-12), 0, 1) * 255).round().astype(np.uint8)
 
 
+MAX_RATIO = 16  # of a picture that is scaled before it is cut: beyond that its ends are cut off first
+
+
 def to_square(picture: Image.Image, size_px: int) -> Image.Image:
-    """The centre crop of a picture, as CLIP uses for inference."""
+    """The centre of a picture as every CLIP library sees it, pixel for pixel: the shorter side is scaled to `size_px`,
+    then the middle is cut out."""
     side = min(picture.size)
-    left, top = (picture.width - side) // 2, (picture.height - side) // 2
-    box = (left, top, left + side, top + side)
-    return picture.resize((size_px, size_px), Image.Resampling.BICUBIC, box=box, reducing_gap=3.0)
+    if max(picture.size) > MAX_RATIO * side:
+        picture = _middle(picture, min(picture.width, MAX_RATIO * side), min(picture.height, MAX_RATIO * side))
+    width, height = (size_px if edge == side else int(size_px * edge / side) for edge in picture.size)
+    if (width, height) != picture.size:
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    return _middle(picture, size_px, size_px)
+
+
+def _middle(picture: Image.Image, width: int, height: int) -> Image.Image:
+    left, top = (picture.width - width) // 2, (picture.height - height) // 2
+    return picture.crop((left, top, left + width, top + height))

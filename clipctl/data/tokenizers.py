@@ -37,6 +37,7 @@ class Tokenizer(Protocol):
     """
 
     context: int
+    start_id: int
     end_id: int
     vocab_size: int
 
@@ -60,6 +61,7 @@ class CharacterTokenizer:
     """One id per character: padding 0, start 1, unknown 2, the alphabet, end."""
 
     kind = "characters"
+    start_id = START_ID
 
     def __init__(self, alphabet: Sequence[str], context: int) -> None:
         self.alphabet = tuple(alphabet)
@@ -81,12 +83,14 @@ class CharacterTokenizer:
 
 class WordTokenizer:
     """One id per word. A word that is not in the vocabulary is spelled by the longest pieces that are: as WordPiece
-    does, where `##` marks a piece that continues a word. So nothing needs to be unknown but a new character.
+    does, where `##` marks a piece that continues a word. So nothing needs to be unknown but a new character, which
+    ends a word, as a sign does.
 
     Ids: padding 0, start 1, unknown 2, the pieces, end.
     """
 
     kind = "words"
+    start_id = START_ID
 
     def __init__(self, pieces: Sequence[str], context: int) -> None:
         self.pieces, self.context = tuple(pieces), context
@@ -122,13 +126,12 @@ class WordTokenizer:
         if word in self._ids:
             return [self._ids[word]]
         if word not in self._spelled:
-            ids, start = [], 0
+            ids, start, prefix = [], 0, ""
             while start < len(word):
-                prefix = "##" if start else ""
                 ends = range(min(len(word), start + self._longest), start, -1)
                 end = next((end for end in ends if prefix + word[start:end] in self._ids), start + 1)
                 ids.append(self._ids.get(prefix + word[start:end], UNKNOWN_ID))
-                start = end
+                start, prefix = end, "" if ids[-1] == UNKNOWN_ID else "##"
             if len(self._spelled) >= KEPT_SPELLINGS:
                 self._spelled.clear()
             self._spelled[word] = ids
@@ -149,14 +152,14 @@ class SubwordTokenizer:
 
     def __init__(self, definition: str, context: int) -> None:
         self._definition, self.context = definition, context
-        self._tokenizer = _tokenizers().Tokenizer.from_str(definition)
+        self._tokenizer = package().Tokenizer.from_str(definition)
         self._tokenizer.no_padding()
         self._tokenizer.no_truncation()
         ids = self._tokenizer.get_vocab(with_added_tokens=True)
         highest = max(ids.values())
         ends = [ids[name] for name in _END_NAMES if name in ids]
         self.end_id = highest if highest in ends else highest + 1
-        self._start_id = next((ids[name] for name in _START_NAMES if name in ids), START_ID)
+        self.start_id = next((ids[name] for name in _START_NAMES if name in ids), START_ID)
         self.vocab_size = self.end_id + 1
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -165,17 +168,17 @@ class SubwordTokenizer:
     @classmethod
     def learn(cls, captions: Iterable[str], vocab_size: int, context: int) -> "SubwordTokenizer":
         """Byte-level BPE learnt from these captions. It can encode any text, so nothing is unknown."""
-        package = _tokenizers()
-        tokenizer = package.Tokenizer(package.models.BPE())
-        tokenizer.normalizer = package.normalizers.Sequence(
-            [package.normalizers.NFC(), package.normalizers.Lowercase()]
+        library = package()
+        tokenizer = library.Tokenizer(library.models.BPE())
+        tokenizer.normalizer = library.normalizers.Sequence(
+            [library.normalizers.NFC(), library.normalizers.Lowercase()]
         )
-        tokenizer.pre_tokenizer = package.pre_tokenizers.ByteLevel(add_prefix_space=True)
-        tokenizer.decoder = package.decoders.ByteLevel()
-        trainer = package.trainers.BpeTrainer(
+        tokenizer.pre_tokenizer = library.pre_tokenizers.ByteLevel(add_prefix_space=True)
+        tokenizer.decoder = library.decoders.ByteLevel()
+        trainer = library.trainers.BpeTrainer(
             vocab_size=vocab_size - 1,  # the end is added below
             special_tokens=["<pad>", "<start>", "<unknown>"],
-            initial_alphabet=package.pre_tokenizers.ByteLevel.alphabet(),
+            initial_alphabet=library.pre_tokenizers.ByteLevel.alphabet(),
             show_progress=False,
         )
         tokenizer.train_from_iterator(captions, trainer)
@@ -183,7 +186,7 @@ class SubwordTokenizer:
         return cls(tokenizer.to_str(), context)
 
     def encode(self, caption: str) -> NDArray[np.int64]:
-        return _filled(self._ids(caption), self._start_id, self.end_id, self.context)
+        return _filled(self._ids(caption), self.start_id, self.end_id, self.context)
 
     def length(self, caption: str) -> int:
         return len(self._ids(caption)) + 2
@@ -195,7 +198,8 @@ class SubwordTokenizer:
         return {"kind": self.kind, "definition": json.loads(self._definition), "context": self.context}
 
 
-def _tokenizers() -> Any:
+def package() -> Any:
+    """The `tokenizers` package."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")  # workers are processes already
     try:
         import tokenizers

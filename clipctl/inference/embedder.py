@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -18,25 +18,17 @@ from clipctl.data.index.columns import read_part
 from clipctl.data.tokenizers import Tokenizer
 from clipctl.errors import DataError
 from clipctl.hardware.devices import open_device
+from clipctl.interop.models import load_any
 from clipctl.model.encoder import Encoder
-from clipctl.model.weights import load_model
-from clipctl.runs.checkpoint import MODEL, Checkpoint
-from clipctl.runs.rundir import RunDir, runs_root
-from clipctl.runs.store import find_checkpoint
+from clipctl.model.weights import Identity, TrainedModel, identify, load_model
+from clipctl.runs.checkpoint import Checkpoint
+from clipctl.runs.rundir import runs_root
 
 BATCH_SIZE = 64
 
 Picture = str | Path | Image.Image | NDArray[np.uint8]  # a file, a Pillow picture, or (H, W, 3) pixels
 Vectors = NDArray[np.float32]  # (N, E), each of length one: a dot product is a cosine similarity
 T = TypeVar("T")
-
-
-class Identity(NamedTuple):
-    """Which model it is."""
-
-    name: str  # for people: run and step
-    path: str  # where it was loaded from
-    fingerprint: str  # sha256 of its weights
 
 
 class Embedder:
@@ -49,14 +41,14 @@ class Embedder:
     @classmethod
     def of(cls, checkpoint: Checkpoint, device: str = "cpu") -> "Embedder":
         """The model of a checkpoint, which is verified first."""
-        model, config, tokenizer = load_model(checkpoint)
+        return cls.ready(load_model(checkpoint), identify(checkpoint), device)
+
+    @classmethod
+    def ready(cls, trained: TrainedModel, identity: Identity, device: str = "cpu") -> "Embedder":
+        """A model on its device."""
+        model, config, tokenizer = trained
         place = open_device(device)
         encoder = Encoder(model.place(place.image, place.text), place)
-        weights = checkpoint.manifest.files[MODEL].sha256
-        path = checkpoint.path.absolute()
-        run = path.parent.parent
-        name = f"{run.name}@{checkpoint.step}" if RunDir.is_run(run) else path.name
-        identity = Identity(name, str(path), weights)
         return cls(encoder, tokenizers.from_dict(tokenizer), config, identity)
 
     @property
@@ -87,7 +79,7 @@ class Embedder:
         return self._joined(self._encoder.texts(torch.from_numpy(np.stack(batch))).cpu().numpy() for batch in batches)
 
     def _pixels(self, picture: Picture) -> NDArray[np.uint8]:
-        return np.array(to_square(_opened(picture, self.size_px), self.size_px))
+        return np.array(to_square(_opened(picture), self.size_px))
 
     def _joined(self, parts: Iterable[Vectors]) -> Vectors:
         found = list(parts)
@@ -95,15 +87,17 @@ class Embedder:
 
 
 def load(model: str | Path, *, runs_dir: str | Path | None = None, device: str = "cpu") -> Embedder:
-    """The model that RUN (its best checkpoint), RUN@last, RUN@STEP or a checkpoint's directory names, ready to embed.
+    """The model that RUN (its best checkpoint), RUN@last, RUN@STEP, the directory of a checkpoint or of a model by
+    transformers or open_clip, or a name on the hub stands for, ready to embed.
 
     >>> model = clipctl.load("a1f3@best")
     >>> model.embed_texts(["a red cat", "two towers"]) @ model.embed_images(["cat.jpg"]).T
     """
-    return Embedder.of(find_checkpoint(runs_root(runs_dir), str(model), default="best"), device)
+    found = load_any(runs_root(runs_dir), str(model))
+    return Embedder.ready(found.model, found.identity, device)
 
 
-def _opened(picture: Picture, least_px: int) -> Image.Image:
+def _opened(picture: Picture) -> Image.Image:
     """A picture in RGB, from wherever it comes."""
     if isinstance(picture, Image.Image):
         return to_rgb(ImageOps.exif_transpose(picture))
@@ -112,7 +106,7 @@ def _opened(picture: Picture, least_px: int) -> Image.Image:
             raise DataError(f"pixels must be uint8 of shape (height, width, 3), got {picture.dtype} {picture.shape}")
         return Image.fromarray(picture)
     try:
-        return open_picture(read_part(str(picture), 0, FILE_LIMIT_BYTES + 1), least_px)
+        return open_picture(read_part(str(picture), 0, FILE_LIMIT_BYTES + 1))
     except BadPictureError as error:
         raise DataError(f"{picture} cannot be used: {error}") from None
     except OSError as error:

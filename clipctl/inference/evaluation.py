@@ -167,7 +167,7 @@ def baseline(data: EmbeddedData, trained_on: Source | None) -> float | None:
 
     def pixels(index: int) -> Pixels | None:
         try:
-            return np.array(trained_on.square(index, SIDE_PX * 2))
+            return np.array(trained_on.picture(index, SIDE_PX * 2))
         except BadPictureError:
             return None
 

@@ -28,7 +28,7 @@ class Embedded(NamedTuple):
 
 def square_of(content: bytes, size_px: int) -> Pixels:
     """What a model sees of a picture file. Raises BadPictureError."""
-    return np.array(to_square(open_picture(content, size_px), size_px))
+    return np.array(to_square(open_picture(content), size_px))
 
 
 def embed_stream(

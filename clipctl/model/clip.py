@@ -9,16 +9,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from clipctl.config.sections import MAX_SCALE, ModelConfig
+from clipctl.config.sections import MAX_SCALE, OPENAI_MEAN, OPENAI_STD, ModelConfig
 from clipctl.hardware.devices import DTYPES
 from clipctl.model.loss import Embeddings
 from clipctl.model.towers import Attention, ImageTower, TextTower
 
 INITIAL_TEMPERATURE = 0.07
 
-# Statistics of OpenAI's training pictures; every CLIP implementation normalises with them.
-MEAN = (0.48145466, 0.4578275, 0.40821073)
-STD = (0.26862954, 0.26130258, 0.27577711)
 LUMA = (0.299, 0.587, 0.114)  # perceived brightness of red, green and blue
 MIDDLE = 115.0  # the grey that contrast is scaled around: the mean of those pictures
 
@@ -32,6 +29,7 @@ class Clip(nn.Module):
 
     def __init__(self, config: ModelConfig, *, loss: str = "softmax") -> None:
         super().__init__()
+        self.pixel_statistics = config.image.mean, config.image.std
         self.image = ImageTower(config.image, config.embed_dim, config.activation)
         self.text = TextTower(config.text, config.embed_dim, config.activation)
         # exp(log_scale) is 1 / temperature; learning its logarithm keeps it positive.
@@ -43,11 +41,12 @@ class Clip(nn.Module):
         self.text.reset_parameters()
 
     def encode_image(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) to unit vectors (B, E), in full precision whatever the tower computed in."""
+        """Normalised images (B, 3, H, W), or features of a locked tower, to unit vectors (B, E), in full precision
+        whatever the tower computed in."""
         return F.normalize(self.image(images).float(), dim=-1)
 
     def encode_text(self, tokens: Tensor) -> Tensor:
-        """Token ids (B, N) to unit vectors (B, E), in full precision as well."""
+        """Token ids (B, N), or features of a locked tower, to unit vectors (B, E), in full precision as well."""
         return F.normalize(self.text(tokens).float(), dim=-1)
 
     def forward(self, images: Tensor, tokens: Tensor) -> Embeddings:
@@ -78,13 +77,18 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any
     return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=DTYPES[precision])
 
 
-def normalise(images: Tensor, jitter: Tensor | None = None) -> Tensor:
+Colour = tuple[float, ...]  # red, green and blue
+
+
+def normalise(
+    images: Tensor, jitter: Tensor | None = None, mean_std: tuple[Colour, Colour] = (OPENAI_MEAN, OPENAI_STD)
+) -> Tensor:
     """Pixels (B, H, W, 3), 0–255, to the contiguous floats (B, 3, H, W) that the image tower takes, on the same device.
 
     `jitter` (B, 3) holds factors for brightness, contrast and saturation: colours move towards or away from grey, then
     towards or away from the middle, then become brighter or darker. Done here because the pixels are floats by now.
     """
-    mean, std = _constants(images.device)
+    mean, std = _constants(images.device, *mean_std)
     pixels = images.permute(0, 3, 1, 2).contiguous().float()
     if jitter is None:
         return pixels.sub_(mean).div_(std)
@@ -97,7 +101,7 @@ def normalise(images: Tensor, jitter: Tensor | None = None) -> Tensor:
 
 
 @cache
-def _constants(device: torch.device) -> tuple[Tensor, Tensor]:
-    """Mean and deviation, in byte units. Copied to a device once: copying in every step would stall it."""
-    mean, std = (torch.tensor(values, device=device).view(3, 1, 1) for values in (MEAN, STD))
-    return mean * 255, std * 255
+def _constants(device: torch.device, mean: Colour, std: Colour) -> tuple[Tensor, Tensor]:
+    """In byte units. Copied to a device once: copying in every step would stall it."""
+    values = (torch.tensor(colour, device=device).view(3, 1, 1) * 255 for colour in (mean, std))
+    return next(values), next(values)

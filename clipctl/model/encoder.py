@@ -20,8 +20,8 @@ class Encoder:
 
     @torch.no_grad()
     def images(self, pixels: Tensor) -> Tensor:
-        """Pixels (B, H, W, 3), uint8, to unit vectors (B, E) on the image tower's device."""
-        images = normalise(pixels.to(self.device.image, non_blocking=True))
+        """Pixels (B, H, W, 3), uint8, or features of a locked tower, to unit vectors (B, E) on its device."""
+        images = self._ready(pixels.to(self.device.image, non_blocking=True))
         with self._autocast(), uncompiled(self._compiled):
             return self.model.encode_image(images)
 
@@ -30,6 +30,21 @@ class Encoder:
         """Token ids (B, N) to unit vectors (B, E), also on the image tower's device."""
         with self._autocast():
             return self.model.encode_text(tokens.to(self.device.text, non_blocking=True)).to(self.device.image)
+
+    @torch.no_grad()
+    def image_features(self, pixels: Tensor, jitter: Tensor | None = None) -> Tensor:
+        """What the projection reads of pixels (B, H, W, 3): (B, P), fp32."""
+        with self._autocast(), uncompiled(self._compiled):
+            return self.model.image.features(self._ready(pixels, jitter)).float()
+
+    @torch.no_grad()
+    def text_features(self, tokens: Tensor) -> Tensor:
+        """What the projection reads of token ids (B, N): (B, D), fp32."""
+        with self._autocast():
+            return self.model.text.features(tokens.to(self.device.text)).float()
+
+    def _ready(self, pixels: Tensor, jitter: Tensor | None = None) -> Tensor:
+        return pixels if pixels.ndim == 2 else normalise(pixels, jitter, self.model.pixel_statistics)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         return autocast(self.device.image, self._precision)

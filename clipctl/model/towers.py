@@ -49,12 +49,52 @@ def attend(
     return torch.matmul(scores.softmax(dim=-1), v)
 
 
+class Linear(nn.Linear):
+    """A linear layer of which some outputs can be computed without the others."""
+
+    def part(self, x: Tensor, first: int, last: int) -> Tensor:
+        """Outputs `first` to `last` - 1."""
+        return F.linear(x, self.weight[first:last], self.bias[first:last])
+
+
+class LoraLinear(Linear):
+    """A linear layer whose matrix W stays as it is, plus a matrix of low rank that is learnt: W + 2 B A (LoRA).
+
+    B starts at zero, so that the layer starts as the one it was made of. The factor keeps the usual ratio of alpha to
+    the rank.
+    """
+
+    FACTOR = 2.0
+
+    def __init__(self, of: nn.Linear, rank: int) -> None:
+        super().__init__(of.in_features, of.out_features, device="meta")
+        self.weight, self.bias = of.weight, of.bias
+        self.requires_grad_(False)
+        self.lora_a = nn.Parameter(torch.empty(rank, of.in_features, device=of.weight.device))
+        self.lora_b = nn.Parameter(torch.zeros(of.out_features, rank, device=of.weight.device))
+        nn.init.normal_(self.lora_a, std=of.in_features**-0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x, 0, self.out_features)
+
+    def part(self, x: Tensor, first: int, last: int) -> Tensor:
+        return super().part(x, first, last) + self.FACTOR * (x @ self.lora_a.T) @ self.lora_b[first:last].T
+
+    @torch.no_grad()
+    def merged(self) -> Linear:
+        """The plain layer that computes the same."""
+        plain = Linear(self.in_features, self.out_features, device="meta")
+        plain.weight = nn.Parameter(self.weight + self.FACTOR * self.lora_b @ self.lora_a)
+        plain.bias = nn.Parameter(self.bias.clone())
+        return plain
+
+
 class Attention(nn.Module):
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out = nn.Linear(width, width)
+        self.qkv = Linear(width, 3 * width)  # rows: queries, keys, values
+        self.out = Linear(width, width)
         self.fused = True  # see `attend`
 
     def forward(self, x: Tensor, *, causal: bool) -> Tensor:
@@ -70,9 +110,8 @@ class Attention(nn.Module):
         """`forward` for one token of each row only: (B, D). That token reads the others; they need no result."""
         batch, tokens, width = x.shape
         head = (self.heads, width // self.heads)
-        weight, bias = self.qkv.weight, self.qkv.bias  # rows: queries, keys, values
-        q = F.linear(take(x, position), weight[:width], bias[:width]).view(batch, *head).unsqueeze(2)  # (B, H, 1, D/H)
-        memory = F.linear(x, weight[width:], bias[width:]).view(batch, tokens, 2, *head)  # (B, N, 2, H, D/H)
+        q = self.qkv.part(take(x, position), 0, width).view(batch, *head).unsqueeze(2)  # (B, H, 1, D/H)
+        memory = self.qkv.part(x, width, 3 * width).view(batch, tokens, 2, *head)  # (B, N, 2, H, D/H)
         k, v = memory.permute(2, 0, 3, 1, 4)  # each (B, H, N, D/H)
         if needs_contiguous(x.device):
             k, v = k.contiguous(), v.contiguous()
@@ -89,9 +128,9 @@ class Block(nn.Module):
         self.norm_1 = nn.LayerNorm(width)
         self.attention = Attention(width, heads)
         self.norm_2 = nn.LayerNorm(width)
-        self.mlp_in = nn.Linear(width, MLP_RATIO * width)
+        self.mlp_in = Linear(width, MLP_RATIO * width)
         self.activation = ACTIVATIONS[activation]()
-        self.mlp_out = nn.Linear(MLP_RATIO * width, width)
+        self.mlp_out = Linear(MLP_RATIO * width, width)
 
     def forward(self, x: Tensor, *, causal: bool) -> Tensor:
         return self._mlp(x + self.attention(self.norm_1(x), causal=causal))
@@ -176,10 +215,14 @@ class ImageTower(nn.Module):
         self.recompute = False
 
     def forward(self, images: Tensor) -> Tensor:
-        """Normalised images (B, 3, H, W) to embeddings (B, E), not yet of length one."""
-        patches = self.patches(images).flatten(2).transpose(1, 2)  # (B, N, D)
-        pooled = self._at_class(patches) if self.pool == "class" else self._of_all(patches)
+        """Normalised images (B, 3, H, W), or features of them, to embeddings (B, E), not yet of length one."""
+        pooled = images if images.ndim == 2 else self.features(images)
         return self.projection(pooled)  # type: ignore[no-any-return]
+
+    def features(self, images: Tensor) -> Tensor:
+        """What the projection reads of normalised images (B, 3, H, W): (B, P). It never changes in a locked tower."""
+        patches = self.patches(images).flatten(2).transpose(1, 2)  # (B, N, D)
+        return self._at_class(patches) if self.pool == "class" else self._of_all(patches)
 
     def _at_class(self, patches: Tensor) -> Tensor:
         """As CLIP does: blocks over the class token and all patches, read at the class token."""
@@ -244,13 +287,18 @@ class TextTower(nn.Module):
         self.recompute = False
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Token ids (B, N), N up to the context, to embeddings (B, E), not yet of length one."""
+        """Token ids (B, N), N up to the context, or features of them, to embeddings (B, E), not yet of length one."""
+        pooled = tokens if tokens.is_floating_point() else self.features(tokens)
+        return self.projection(pooled)  # type: ignore[no-any-return]
+
+    def features(self, tokens: Tensor) -> Tensor:
+        """What the projection reads of token ids (B, N): (B, D)."""
         x = self.tokens(tokens) + self.positions[: tokens.shape[1]]  # (B, N, D)
         # The end-of-text token is the highest id, so its position is the argmax. Causal attention makes it the only
         # position that has seen the whole caption, and keeps the padding behind it without effect.
         end = tokens.argmax(dim=1)  # (B,)
         pooled = run_blocks(self.blocks, x, end, causal=True, recompute=self.recompute)  # (B, D)
-        return self.projection(self.norm_final(pooled))  # type: ignore[no-any-return]
+        return self.norm_final(pooled)  # type: ignore[no-any-return]
 
     def reset_parameters(self) -> None:
         width = self.positions.shape[1]

@@ -1,24 +1,46 @@
-"""A model from a verified checkpoint: no optimizer, no run, no choice of device."""
+"""A model from a verified checkpoint, and back: no optimizer, no run, no choice of device."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from clipctl.config.layers import from_dict
+from clipctl.config.layers import from_dict, to_dict
 from clipctl.config.sections import TrainConfig
 from clipctl.errors import CheckpointError, ConfigError
+from clipctl.model.adapting import adapt, merged
 from clipctl.model.clip import Clip
-from clipctl.runs.checkpoint import MODEL, Checkpoint
+from clipctl.runs.checkpoint import MODEL, STATE, Checkpoint, read_checkpoint
+from clipctl.runs.rundir import BASE, RunDir
+from clipctl.runs.store import write_checkpoint
 from clipctl.runs.tensors import read_header
+
+Shapes = Mapping[str, tuple[int, ...]]
+NAMED = 10  # tensors in an error message
 
 
 class TrainedModel(NamedTuple):
     model: Clip  # on the CPU, in evaluation mode
     config: TrainConfig
     tokenizer: dict[str, Any]  # its description; `data.tokenizers` makes one from it
+
+
+class Identity(NamedTuple):
+    """Which model it is."""
+
+    name: str  # for people: run and step
+    path: str  # where it was loaded from
+    fingerprint: str  # sha256 of its weights
+
+
+def identify(checkpoint: Checkpoint) -> Identity:
+    path = checkpoint.path.absolute()
+    run = path.parent.parent
+    name = f"{run.name}@{checkpoint.step}" if RunDir.is_run(run) else path.name
+    return Identity(name, str(path), checkpoint.manifest.files[MODEL].sha256)
 
 
 def load_model(checkpoint: Checkpoint) -> TrainedModel:
@@ -32,19 +54,62 @@ def load_model(checkpoint: Checkpoint) -> TrainedModel:
         raise CheckpointError(f"{checkpoint.path} does not say which model it holds: {error}") from None
     with torch.device("meta"):  # shapes only: the weights come from the file
         model = Clip(config.model, loss=config.train.loss)
-    file = checkpoint.file(MODEL)
-    check_shapes(file, {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
-    model.load_state_dict(load_file(file), assign=True)
-    return TrainedModel(model.eval(), config, tokenizer)
+        adapt(model, config.tune)
+    files = weight_files(checkpoint, facts)
+    wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    check_tensors(str(files[-1]), {name: shape for file in files for name, shape in file_shapes(file).items()}, wanted)
+    model.load_state_dict({name: tensor for file in files for name, tensor in load_file(file).items()}, assign=True)
+    return TrainedModel(merged(model).requires_grad_(True).eval(), config, tokenizer)
 
 
-def check_shapes(file: Path, wanted: Mapping[str, tuple[int, ...]]) -> None:
+def save_model(
+    trained: TrainedModel,
+    target: Path,
+    *,
+    name: str,
+    facts: Mapping[str, Any],
+    metrics: Mapping[str, float] | None = None,
+) -> Checkpoint:
+    """A directory with a model that is only to be used: what `load_model` reads, whole or absent."""
+
+    def write(directory: Path) -> None:
+        tensors = {key: tensor.cpu().contiguous() for key, tensor in trained.model.state_dict().items()}
+        save_file(tensors, directory / MODEL, metadata={"format": "pt"})
+        document = {"step": 0, "config": to_dict(trained.config), "tokenizer": trained.tokenizer, **facts}
+        (directory / STATE).write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+    return write_checkpoint(target, write, run_id=name, metrics=metrics)
+
+
+def weight_files(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> list[Path]:
+    """Where the weights of a verified checkpoint are. If only some are trained, it holds those, and the others are in
+    the model that its run started from, which is verified here."""
+    files = [checkpoint.file(MODEL)]
+    if wanted := facts.get("base"):
+        base = read_checkpoint(checkpoint.path.absolute().parents[1] / BASE).verified()
+        if base.manifest.files[MODEL].sha256 != wanted:
+            raise CheckpointError(f"{base.path} is not the model that {checkpoint.path} was trained from")
+        files.insert(0, base.file(MODEL))
+    return files
+
+
+def file_shapes(file: Path) -> dict[str, tuple[int, ...]]:
+    return {name: info.shape for name, info in read_header(file).items()}
+
+
+def check_shapes(file: Path, wanted: Shapes) -> None:
     """Compare a file's header with the model it is meant for, before a byte of it is loaded."""
-    found = {name: info.shape for name, info in read_header(file).items()}
-    for name in sorted(found.keys() | wanted.keys()):
-        if found.get(name) != wanted.get(name):
-            shapes = f"{name} is {_shape(found.get(name))}, expected {_shape(wanted.get(name))}"
-            raise CheckpointError(f"{file} does not fit the model: {shapes}")
+    check_tensors(str(file), file_shapes(file), wanted)
+
+
+def check_tensors(what: str, found: Shapes, wanted: Shapes) -> None:
+    """Raises CheckpointError naming tensors that are missing, left over, or of another shape."""
+    differ = [name for name in sorted(found.keys() | wanted.keys()) if found.get(name) != wanted.get(name)]
+    if not differ:
+        return
+    several = [f"{name} is {_shape(found.get(name))}, expected {_shape(wanted.get(name))}" for name in differ]
+    more = f"; and {len(several) - NAMED:,} more" if len(several) > NAMED else ""
+    raise CheckpointError(f"{what} does not fit the model: {'; '.join(several[:NAMED])}{more}")
 
 
 def _shape(shape: tuple[int, ...] | None) -> str:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from clipctl.data.bad import BadPictureError
 from clipctl.data.catalog import read_data
+from clipctl.data.decoding import to_square
 from clipctl.data.source import Source
 from clipctl.inference.embedder import Embedder
 from clipctl.inference.evaluation import embed_data, rank
@@ -66,7 +67,7 @@ def best_and_worst(run: RunDir) -> list[Find]:
 
 def _thumbnail(source: Source, number: int) -> str:
     try:
-        picture = source.square(number, 2 * THUMBNAIL_PX)
+        picture = to_square(source.picture(number, 2 * THUMBNAIL_PX), 2 * THUMBNAIL_PX)
     except BadPictureError:
         picture = Image.new("RGB", (THUMBNAIL_PX, THUMBNAIL_PX))
     drawn = io.BytesIO()

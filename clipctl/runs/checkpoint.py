@@ -1,6 +1,8 @@
 """A checkpoint: a directory that is complete or absent, verified by a manifest of sizes and sha256 sums. No torch.
 
 checkpoints/step-00000120/{manifest.json, model.safetensors, optimizer.safetensors, state.json}
+
+A model that is only to be used, such as an imported one, has no optimizer.
 """
 
 import hashlib
@@ -22,7 +24,7 @@ MANIFEST = "manifest.json"
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 STATE = "state.json"
-NEEDED = (MODEL, OPTIMIZER, STATE)
+NEEDED = (MODEL, STATE)
 
 DIRECTORY_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")  # .1: the same step, saved again
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")

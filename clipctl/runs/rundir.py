@@ -23,6 +23,7 @@ from clipctl.errors import RunError
 from clipctl.files import open_plain, read_bounded, replaced, write_json
 
 DEFAULT_ROOT = Path("runs")
+BASE = "base"  # directory of the model that a run started from
 _NAME = re.compile(r"[\w][\w.@+=-]*", re.UNICODE)
 _MAX_NAME_BYTES = 200
 _HEADER_LIMIT_BYTES = 10_000
@@ -95,6 +96,10 @@ class RunDir:
     @property
     def log_file(self) -> Path:
         return self.path / "train.log"
+
+    @property
+    def base_dir(self) -> Path:
+        return self.path / BASE
 
     @property
     def checkpoints_dir(self) -> Path:

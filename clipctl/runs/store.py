@@ -26,7 +26,7 @@ from clipctl.runs.checkpoint import (
     read_checkpoint,
     sha256,
 )
-from clipctl.runs.rundir import RunDir
+from clipctl.runs.rundir import BASE, RunDir
 
 # ours: the manifest can be read. unreadable: it cannot. incomplete: a save or deletion in progress or interrupted.
 # newer: from a newer clipctl. strange: from another run or step, a link, or inaccessible. The last two are never
@@ -60,9 +60,38 @@ class Entry:
         return int(digits[0]) if digits else 0
 
 
+def write_checkpoint(
+    target: Path,
+    write_files: Callable[[Path], None],
+    *,
+    run_id: str,
+    step: int = 0,
+    epoch: int = 0,
+    metrics: Mapping[str, float | None] | None = None,
+    beginnings: Sequence[tuple[int, int]] = ((1, 0),),
+) -> Checkpoint:
+    """A new directory that `write_files` fills; it appears complete, with its manifest, or not at all."""
+    with replaced(target) as partial:
+        partial.mkdir()
+        write_files(partial)
+        finite = {key: value for key, value in (metrics or {}).items() if value is not None and math.isfinite(value)}
+        manifest = Manifest(
+            schema=SCHEMA,
+            run_id=run_id,
+            beginnings=[list(pair) for pair in beginnings],
+            step=step,
+            epoch=epoch,
+            saved_s=round(time.time(), 3),
+            metrics=finite,
+            files=_sums(partial),
+        )
+        (partial / MANIFEST).write_bytes(manifest.to_json())
+    return Checkpoint(target, manifest)
+
+
 class CheckpointStore:
     def __init__(self, run: RunDir, *, keep_last: int = 2, keep_best: int = 1) -> None:
-        self._directory = run.checkpoints_dir
+        self._directory, self._base = run.checkpoints_dir, run.base_dir
         self._run_id = run.run_id
         self._keep_last, self._keep_best = keep_last, keep_best
 
@@ -78,24 +107,18 @@ class CheckpointStore:
         beginnings: Sequence[tuple[int, int]] = ((1, 0),),
     ) -> Checkpoint:
         """Let `write_files` fill a directory, which then appears complete; after that, delete old checkpoints."""
-        target = self._free_name(step)
-        with replaced(target) as partial:
-            partial.mkdir()
-            write_files(partial)
-            manifest = Manifest(
-                schema=SCHEMA,
-                run_id=self._run_id,
-                beginnings=[list(pair) for pair in beginnings],
-                step=step,
-                epoch=epoch,
-                saved_s=round(time.time(), 3),
-                metrics={key: value for key, value in metrics.items() if value is not None and math.isfinite(value)},
-                files=_sums(partial),
-            )
-            (partial / MANIFEST).write_bytes(manifest.to_json())
+        checkpoint = write_checkpoint(
+            self._free_name(step),
+            write_files,
+            run_id=self._run_id,
+            step=step,
+            epoch=epoch,
+            metrics=metrics,
+            beginnings=beginnings,
+        )
         with suppress(OSError):  # anything that cannot be deleted now is tried again after the next save
             self._retire()
-        return Checkpoint(target, manifest)
+        return checkpoint
 
     def sweep(self) -> None:
         """Remove what an interrupted save or deletion left behind. Requires the run's lock."""
@@ -142,7 +165,12 @@ class CheckpointStore:
         return next(reversed(retention.ranked(self.all())), None)
 
     def named(self, which: str) -> Checkpoint:
-        """`best`, `last`, or the one of a step; the newest, if that step was saved more than once."""
+        """`best`, `last`, the one of a step (the newest, if that step was saved more than once), or `base`: the model
+        that the run started from."""
+        if which == BASE:
+            if not (self._base / MANIFEST).exists():
+                raise CheckpointError(f"{self._base.parent} started from nothing, so it has no base")
+            return read_checkpoint(self._base)
         if which in ("best", "last"):
             checkpoint = self.best() if which == "best" else self.last()
             if checkpoint is None:
@@ -235,7 +263,7 @@ class CheckpointStore:
 
 def parse_reference(root: Path, text: str) -> tuple[str, str | None]:
     """Split RUN@best, RUN@last or RUN@STEP into the run and which one; None for RUN alone, which may contain an @."""
-    match = re.fullmatch(r"(.*)@(best|last|\d{1,18})", text, re.DOTALL)
+    match = re.fullmatch(r"(.*)@(best|last|base|\d{1,18})", text, re.DOTALL)
     if match is None or RunDir.is_run(Path(text)) or RunDir.is_run(root / text):
         return text, None
     return match[1], match[2]

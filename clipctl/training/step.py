@@ -110,7 +110,7 @@ def _cached(state: TrainState, batch: Batch, micro_batch: int, mark: Mark) -> Ba
 
 def _embed(state: TrainState, batch: Batch, mark: Mark) -> Embeddings:
     batch = batch.to(state.device.image, state.device.text)
-    images = normalise(batch.seen, batch.jitter)
+    images = batch.images if batch.has_features else normalise(batch.seen, batch.jitter, state.model.pixel_statistics)
     mark("transfer")
     with autocast(state.device.image, state.precision):
         return state.model(images, batch.tokens)  # type: ignore[no-any-return]

@@ -7,10 +7,12 @@ import pytest
 import torch
 from PIL import Image
 
+from clipctl.config.sections import OPENAI_MEAN as MEAN
+from clipctl.config.sections import OPENAI_STD as STD
 from clipctl.data.bad import BadPictureError
 from clipctl.data.decoding import open_picture, to_square
 from clipctl.data.images import Augmentation, augment, crop_box, resized, to_area
-from clipctl.model.clip import MEAN, STD, normalise
+from clipctl.model.clip import normalise
 from tests.data.files import bomb, jpeg, pixels
 
 RED, BLUE = (200, 30, 30), (30, 30, 200)

@@ -127,7 +127,7 @@ class IndexedSource:
         return open_picture(self.content(index), least_px)
 
     def square(self, index: int, size_px: int) -> Image.Image:
-        return to_square(self.picture(index, size_px), size_px)
+        return to_square(open_picture(self.content(index)), size_px)
 
     def content(self, index: int) -> bytes:
         """The file's bytes, undecoded. Raises BadPictureError."""

@@ -1,0 +1,72 @@
+"""Models from the Hugging Face hub, by name: downloaded once, resumed if interrupted, pinned to a commit."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from clipctl.errors import DataError
+from clipctl.progress import Tell, silent
+
+PREFIX = "hf-hub:"
+_NAME = re.compile(r"[\w.-]+/[\w.-]+")
+# What a CLIP needs; other frameworks' weights stay where they are.
+_SETTINGS = ("*.json", "merges.txt")
+_WEIGHTS = ("open_clip_model.safetensors", "model.safetensors", "open_clip_pytorch_model.bin", "pytorch_model.bin")
+
+
+class Download(NamedTuple):
+    path: Path
+    revision: str  # the commit
+
+
+def is_name(text: str) -> bool:
+    """`openai/clip-vit-base-patch32`, or with `hf-hub:` before it."""
+    return bool(_NAME.fullmatch(text.removeprefix(PREFIX).partition("@")[0])) and not text.startswith((".", "/", "~"))
+
+
+def download(text: str, revision: str | None = None, tell: Tell = silent) -> Download:
+    """The files of a model on this disk. What is here already is not asked for again."""
+    name, _, wanted = text.removeprefix(PREFIX).partition("@")
+    hub = _package()
+    tell(f"looking for {name} on the hub")
+    if not (os.environ.get("CLIPCTL_DEBUG") or os.environ.get("HF_HUB_VERBOSITY")):
+        hub.logging.set_verbosity_error()
+    try:
+        facts = hub.HfApi().model_info(name, revision=revision or wanted or None, timeout=20)
+        commit, files = str(facts.sha), {one.rfilename for one in facts.siblings}
+    except Exception as error:  # its errors have many classes: no network, no such model, not allowed
+        return _kept(hub, name, revision or wanted or None, error)
+    weights = next((one for one in _WEIGHTS if one in files), None)
+    if weights is None:
+        raise DataError(f"{name} on the hub has no CLIP weights that clipctl reads ({', '.join(_WEIGHTS)})")
+    tell(f"downloading {name}: {weights}")
+    path = hub.snapshot_download(name, revision=commit, allow_patterns=[*_SETTINGS, weights])
+    return Download(Path(path), commit)
+
+
+def _kept(hub: Any, name: str, revision: str | None, reason: Exception) -> Download:
+    """What an earlier download left, if the hub cannot be asked."""
+    try:
+        path = Path(hub.snapshot_download(name, revision=revision, local_files_only=True))
+    except Exception:
+        why = str(reason).strip().splitlines()[0][:200] if str(reason).strip() else type(reason).__name__
+        raise DataError(
+            f"{name} cannot be had from the hub: {why}",
+            "without a network, pass the directory of a model that was downloaded before",
+        ) from None
+    return Download(path, path.name)
+
+
+def _package() -> Any:
+    try:
+        import huggingface_hub
+        from huggingface_hub.utils import logging
+
+        huggingface_hub.logging = logging
+    except ImportError:
+        raise DataError(
+            "a model from the hub needs the huggingface-hub package, which is not installed",
+            "pip install 'clipctl[hub]', or pass the directory of a model that was downloaded before",
+        ) from None
+    return huggingface_hub

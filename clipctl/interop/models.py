@@ -1,0 +1,55 @@
+"""A MODEL argument: whatever a user may call a model, found and loaded.
+
+RUN (its best checkpoint), RUN@last, RUN@STEP, RUN@base, a checkpoint's directory, what `checkpoint import` or `export`
+wrote, a directory or file of transformers, open_clip or OpenAI, or a name on the hub.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from clipctl.errors import RunError
+from clipctl.interop import hub
+from clipctl.interop.foreign import ForeignModel, Hints, recognise
+from clipctl.model.weights import Identity, TrainedModel, identify, load_model
+from clipctl.progress import Tell, silent
+from clipctl.runs.checkpoint import MANIFEST, Checkpoint
+from clipctl.runs.rundir import RunDir
+from clipctl.runs.store import find_checkpoint
+
+_HINT = "a MODEL is a run, a checkpoint, a model's directory or file, or a name on the hub: org/name"
+
+
+class Found(NamedTuple):
+    """A model and where it is from."""
+
+    model: TrainedModel
+    identity: Identity
+    revision: str | None = None  # of a model from the hub
+    metrics: Mapping[str, float] = {}  # on held-out pictures, if it was trained here
+
+
+def load_any(root: Path, text: str, hints: Hints | None = None, *, default: str = "best", tell: Tell = silent) -> Found:
+    """The model that `text` names. `default`: which checkpoint of a run that is named alone."""
+    place, revision = find_any(root, text, hints or Hints(), default, tell)
+    if isinstance(place, Checkpoint):
+        return Found(load_model(place), identify(place), None, place.manifest.metrics)
+    model = place.load()
+    name = text.removeprefix(hub.PREFIX) if revision else place.path.name
+    return Found(model, Identity(name, text if revision else str(place.path.absolute()), place.fingerprint), revision)
+
+
+def find_any(
+    root: Path, text: str, hints: Hints, default: str = "best", tell: Tell = silent
+) -> tuple[Checkpoint | ForeignModel, str | None]:
+    """Where a model is, and its revision if it is from the hub. Nothing large is read yet."""
+    path = Path(text)
+    if path.exists() and not RunDir.is_run(path) and not (path / MANIFEST).exists():
+        return recognise(path, hints), None
+    if hub.is_name(text) and not path.exists():
+        download = hub.download(text, tell=tell)
+        return recognise(download.path, hints), download.revision
+    try:
+        return find_checkpoint(root, text, default), None
+    except RunError as error:
+        raise RunError(str(error), error.hint or _HINT) from None

@@ -1,0 +1,123 @@
+"""Proof that an export computes what the model here computes: the other library itself loads it and is given the same
+picture files and captions, through its own processor."""
+
+import importlib.metadata
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from clipctl.config.sections import ImageTowerConfig
+from clipctl.data import tokenizers
+from clipctl.data.decoding import open_picture, to_square
+from clipctl.data.synthetic.scenes import SyntheticSource
+from clipctl.interop import configs
+from clipctl.interop.foreign import OPEN_CLIP_CONFIG, read_json
+from clipctl.interop.naming import Library
+from clipctl.model.clip import normalise
+from clipctl.model.weights import TrainedModel
+
+PAIRS = 8
+
+
+@dataclass(frozen=True)
+class Proof:
+    """Largest differences between the library's results and ours; or why there is none."""
+
+    library: str
+    version: str
+    image: float | None = None  # of unit vectors
+    text: float | None = None
+    logits: float | None = None  # similarities times the scale
+    missing: str | None = None  # why the library could not be asked
+
+
+class Inputs:
+    """Real picture files, and captions."""
+
+    def __init__(self, directory: Path, size_px: int) -> None:
+        scenes = SyntheticSource(PAIRS, seed=7, validation=True)
+        self.captions = [scenes.caption(number, 0) for number in range(PAIRS)]
+        self.files = [directory / f"{number}.png" for number in range(PAIRS)]
+        for number, file in enumerate(self.files):  # tall and wide ones, so that cutting and scaling is compared too
+            scenes.square(number, 2 * size_px).resize((size_px + 9 * number, 2 * size_px - 7 * number)).save(file)
+
+    def images(self, image: ImageTowerConfig) -> Tensor:
+        """As the model takes them: (B, 3, S, S)."""
+        squares = [np.array(to_square(open_picture(file.read_bytes()), image.size_px)) for file in self.files]
+        return normalise(torch.from_numpy(np.stack(squares)), None, (image.mean, image.std))
+
+
+@torch.no_grad()
+def our_result(trained: TrainedModel, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    """Image embeddings, text embeddings and logits (pictures × captions)."""
+    model, tokenizer = trained.model, tokenizers.from_dict(trained.tokenizer)
+    images = inputs.images(trained.config.model.image)
+    tokens = torch.from_numpy(np.stack([tokenizer.encode(caption) for caption in inputs.captions]))
+    embeddings = model(images, tokens)
+    bias = 0.0 if embeddings.bias is None else embeddings.bias
+    return embeddings.image, embeddings.text, embeddings.scale * embeddings.image @ embeddings.text.T + bias
+
+
+def prove(trained: TrainedModel, target: Path, libraries: Sequence[Library]) -> list[Proof]:
+    """One for each library that the export is for."""
+    ask: dict[str, Callable[[Path, Inputs], tuple[Tensor, Tensor, Tensor]]] = {
+        "transformers": _ask_transformers,
+        "open_clip": _ask_open_clip,
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        inputs = Inputs(Path(directory), trained.config.model.image.size_px)
+        ours = our_result(trained, inputs)
+        return [_compared(library, lambda: ask[library](target, inputs), ours) for library in libraries]  # noqa: B023
+
+
+def _compared(library: str, ask: Callable[[], Any], ours: Sequence[Tensor]) -> Proof:
+    package = {"open_clip": "open_clip_torch"}.get(library, library)
+    if not _is_installed(package):
+        return Proof(library, "", missing=f"pip install {package} to compare with it")
+    try:
+        with torch.no_grad():
+            theirs = ask()
+    except ImportError as error:
+        return Proof(library, "", missing=f"it cannot be imported: {error}")
+    image, text, logits = (
+        float((mine - other.detach().cpu().float()).abs().max()) for mine, other in zip(ours, theirs, strict=True)
+    )
+    return Proof(library, importlib.metadata.version(package), image, text, logits)
+
+
+def _is_installed(package: str) -> bool:
+    return bool(list(importlib.metadata.distributions(name=package)))
+
+
+def _ask_transformers(target: Path, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    from transformers import AutoProcessor, CLIPModel
+
+    model: Any = CLIPModel.from_pretrained(target)
+    processor: Any = AutoProcessor.from_pretrained(target)  # type: ignore[no-untyped-call]
+    pictures = [Image.open(file) for file in inputs.files]
+    asked = processor(text=inputs.captions, images=pictures, return_tensors="pt", padding=True, truncation=True)
+    asked.pop("token_type_ids", None)
+    found = model.eval()(**asked)
+    return found.image_embeds, found.text_embeds, found.logits_per_image
+
+
+def _ask_open_clip(target: Path, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    import open_clip
+
+    name = f"local-dir:{target.absolute()}"
+    if _is_installed("torchvision"):
+        model, preprocess = open_clip.create_model_from_pretrained(name)
+        images = torch.stack([preprocess(Image.open(file)) for file in inputs.files])
+    else:  # its preprocessing needs torchvision; its statistics do not
+        model = open_clip.create_model(name)
+        images = inputs.images(configs.from_open_clip(read_json(target / OPEN_CLIP_CONFIG)).image)
+    tokens = open_clip.get_tokenizer(name)(inputs.captions)
+    image, text, scale, *bias = model.eval()(images, tokens)
+    return image, text, scale * image @ text.T + (bias[0] if bias else 0.0)
