@@ -4,6 +4,7 @@ Values stay text here; the config parses them, so that all mistakes are reported
 """
 
 import inspect
+import keyword
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -34,7 +35,8 @@ class Flag(NamedTuple):
 
     @property
     def name(self) -> str:
-        return self.flag.removeprefix("--").replace("-", "_")
+        name = self.flag.removeprefix("--").replace("-", "_")
+        return f"{name}_" if keyword.iskeyword(name) else name
 
     @property
     def parameter(self) -> inspect.Parameter:
@@ -77,6 +79,9 @@ TRAIN_FLAGS = (
     Flag("--cache", "runtime.cache", "WHERE", "Decoded pictures: auto (default), ram, disk or off.", _DATA, True),
     PRESET_FLAG,
     Flag("--layout", "layout", "NAME", "auto, or clip: a model that other CLIP libraries load.", _MODEL, True),
+    Flag("--from", "tune.base", "MODEL", "Start from a run, a model's directory, or a hub name.", _MODEL, True),
+    Flag("--lock", "tune.lock", "TOWER", "With --from, keep image, text or both; image:2 frees 2 blocks.", _MODEL),
+    Flag("--lora", "tune.lora", "RANK", "With --from, train small added matrices only.", _MODEL),
     Flag("--recipe", "recipe", "NAME", "auto: decided from data and time; plain: as in 0.1.", _TRAINING, True),
     Flag("--time", "train.time", "10m", "End after this long, with what can be learnt in it.", _TRAINING, True),
     Flag("--epochs", "train.epochs", "N", "Passes over the training data.", _TRAINING, True),

@@ -99,5 +99,8 @@ class TerminalWatcher:
         self._console.print(training.progress_row(progress), markup=False)
         self._bar.update(self._task, completed=progress.step, total=progress.total_steps)
 
+    def say(self, message: str) -> None:
+        self._console.print(message, markup=False, soft_wrap=True)
+
     def warn(self, message: str) -> None:
         self._console.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)

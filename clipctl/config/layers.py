@@ -277,6 +277,9 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[ConfigError]:
         )
     if image.pool == "class" and image.depth == 0:
         yield ConfigError("model.image.depth 0 leaves nothing that fills the class token", "set model.image.pool=flat")
+    if config.tune.is_partial and config.tune.base is None:
+        key = "tune.lock" if config.tune.lock else "tune.lora"
+        yield ConfigError(f"{key} keeps what a model has learnt, but there is none", "name one with --from MODEL")
     loop = config.train
     if loop.micro_batch and loop.micro_batch > loop.batch_size:
         yield ConfigError(

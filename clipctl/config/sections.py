@@ -248,9 +248,14 @@ class TuneConfig:
         return int((self.lock or "").partition(":")[2] or 0)
 
     @property
+    def is_partial(self) -> bool:
+        """Whether some weights stay as they are."""
+        return self.lock is not None or self.lora is not None
+
+    @property
     def has_features(self) -> bool:
         """Whether a locked tower's features are kept."""
-        return self.keep_features and bool(self.locked) and not self.unlocked_blocks and self.lora is None
+        return self.keep_features and bool(self.locked) and not self.unlocked_blocks
 
 
 @dataclass(frozen=True, kw_only=True)

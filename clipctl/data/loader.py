@@ -4,10 +4,10 @@ import itertools
 import re
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 import torch
@@ -19,7 +19,7 @@ from clipctl.data.batch import Batch, Views
 from clipctl.data.cache import PictureCache
 from clipctl.data.decoding import Pixels
 from clipctl.data.images import Augmentation, augment
-from clipctl.data.sampling import EpochSampler, Key, chosen_captions, equal_pairs
+from clipctl.data.sampling import Key, chosen_captions, equal_pairs
 from clipctl.data.source import Source
 from clipctl.data.tokenizers import Tokenizer
 from clipctl.data.views import draws, random_jitter, random_views
@@ -36,10 +36,10 @@ _SIDES = re.compile(r"\b(left|right)\b", re.IGNORECASE)
 
 
 class Pair(NamedTuple):
-    pixels: Pixels
-    tokens: NDArray[np.int64]
+    pixels: Pixels | NDArray[np.float32]  # or features
+    tokens: NDArray[np.int64] | NDArray[np.float32]  # ids, or features
     jitter: NDArray[np.float64] | None
-    epoch: int
+    view: int  # which augmentation
     picture: int  # that was asked for
     may_flip: bool
     caption_key: int  # equal for equal captions
@@ -59,7 +59,8 @@ class Text(NamedTuple):
 class PairDataset(Dataset[Pair]):
     """One augmented pair per key; all randomness is a function of (seed, epoch, index).
 
-    A picture that cannot be used is replaced, along with its caption, by the next usable one.
+    A picture that cannot be used is replaced, along with its caption, by the next usable one. With a number of `views`,
+    a picture is augmented in so many ways only, one epoch after the other.
     """
 
     def __init__(
@@ -70,9 +71,10 @@ class PairDataset(Dataset[Pair]):
         size_px: int,
         seed: int,
         cache: PictureCache,
+        views: int | None = None,
     ) -> None:
         self._source, self._tokenizer, self._augmentation = source, tokenizer, augmentation
-        self._size_px, self._seed, self._cache = size_px, seed, cache
+        self._size_px, self._seed, self._cache, self._views = size_px, seed, cache, views
         self._bad: dict[int, str] = {}  # reasons by index
         self._texts: dict[tuple[int, int], Text] = {}  # by index and which
 
@@ -81,16 +83,29 @@ class PairDataset(Dataset[Pair]):
         asked = index
         pixels, index, bad = self._usable(index)
         if bad:
-            count = np.array([self._source.caption_count(index)])
-            which = int(chosen_captions(np.array([index]), count, self._seed, epoch)[0])
-        text, how = self._text(index, which), self._augmentation
-        may_flip = how.flip and not text.names_side  # a mirrored picture would make "on the left" a lie
+            which = self._substitute_caption(index, epoch)
+        text, how, view = self._text(index, which), self._augmentation, self.view_of(epoch)
+        may_flip = how.flip and not self._names_side(index, text)  # a mirrored picture would make "on the left" a lie
         jitter = None
         if not how.on_device:
-            rng = np.random.default_rng([self._seed, epoch, asked])
+            rng = np.random.default_rng([self._seed, view, asked])
             pixels = augment(pixels, rng, self._size_px, how, flip=may_flip)
             jitter = rng.uniform(1 - how.jitter, 1 + how.jitter, size=3) if how.jitter else None
-        return Pair(pixels, text.tokens, jitter, epoch, asked, may_flip, text.caption_key, text.picture_key, bad)
+        return Pair(pixels, text.tokens, jitter, view, asked, may_flip, text.caption_key, text.picture_key, bad)
+
+    def view_of(self, epoch: int) -> int:
+        """What the randomness of pictures is a function of: the epoch, or which of a few views comes in turn."""
+        return epoch if self._views is None else 1 + (epoch - 1) % self._views
+
+    def _names_side(self, index: int, text: Text) -> bool:
+        """A view serves all captions of a picture, so none of them may mention a side."""
+        if self._views is None:
+            return text.names_side
+        return any(self._text(index, which).names_side for which in range(self._source.caption_count(index)))
+
+    def _substitute_caption(self, index: int, epoch: int) -> int:
+        count = np.array([self._source.caption_count(index)])
+        return int(chosen_captions(np.array([index]), count, self._seed, epoch)[0])
 
     def pixels(self, index: int) -> Pixels | None:
         """A picture as it is kept; None if it cannot be used."""
@@ -128,6 +143,11 @@ class Collate:
     def __init__(self, *, fixed_length: bool) -> None:
         self._fixed_length = fixed_length
 
+    @property
+    def plain(self) -> "Collate":
+        """The same for pictures that need no views, such as features."""
+        return Collate(fixed_length=self._fixed_length)
+
     def __call__(self, pairs: list[Pair]) -> Batch:
         jitter = np.array([pair.jitter for pair in pairs if pair.jitter is not None], dtype=np.float32)
         return self._batch(pairs, np.stack([pair.pixels for pair in pairs]), jitter if len(jitter) else None)
@@ -136,7 +156,7 @@ class Collate:
         self, pairs: list[Pair], images: Pixels, jitter: NDArray[np.float32] | None, views: Views | None = None
     ) -> Batch:
         tokens = np.stack([pair.tokens for pair in pairs])
-        if not self._fixed_length:
+        if not self._fixed_length and tokens.dtype == np.int64:  # not features
             tokens = tokens[:, : int(tokens.argmax(axis=1).max()) + 1]
         caption_keys, picture_keys = (
             np.array(keys, dtype=np.uint64)
@@ -167,12 +187,22 @@ class CollateWithViews(Collate):
             height, width, _ = pair.pixels.shape
             place[:height, :width] = pair.pixels
         sizes = np.array([pair.pixels.shape[1::-1] for pair in pairs], dtype=np.int64)
-        drawn = draws(np.array([pair.picture for pair in pairs], dtype=np.uint64), self._seed, pairs[0].epoch)
+        drawn = draws(np.array([pair.picture for pair in pairs], dtype=np.uint64), self._seed, pairs[0].view)
         may_flip = np.array([pair.may_flip for pair in pairs])
         maps = random_views(drawn, sizes, self._augmentation, may_flip)
         jitter = random_jitter(drawn, self._augmentation)
         views = Views(torch.from_numpy(maps.astype(np.float32)), torch.from_numpy(sizes), self._size_px)
         return self._batch(pairs, canvas, None if jitter is None else jitter.astype(np.float32), views)
+
+
+class Sampler(Protocol):
+    """Batches of keys, from wherever `start` said."""
+
+    def start(self, epoch: int, first_batch: int = 0) -> None: ...
+
+    def __len__(self) -> int: ...
+
+    def __iter__(self) -> Iterator[Sequence[Key]]: ...
 
 
 class TrainLoader:
@@ -181,17 +211,17 @@ class TrainLoader:
     def __init__(
         self,
         dataset: PairDataset,
-        sampler: EpochSampler,
+        sampler: Sampler,
         collate: Collate,
         *,
         workers: int,
         timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
-        self.dataset, self._sampler = dataset, sampler
+        self.dataset, self.collate, self.workers, self._sampler = dataset, collate, workers, sampler
         self._timeout_s = timeout_s if workers else None
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
-            batch_sampler=sampler,
+            batch_sampler=cast(Any, sampler),
             collate_fn=collate,
             num_workers=workers,
             persistent_workers=workers > 0,
@@ -201,6 +231,12 @@ class TrainLoader:
             # Without its own generator, a loader draws from the global one and changes everything after it.
             generator=torch.Generator(),
         )
+
+    def of(
+        self, dataset: PairDataset, collate: Collate, *, workers: int, sampler: Sampler | None = None
+    ) -> "TrainLoader":
+        """The same batches, or others, from another dataset."""
+        return TrainLoader(dataset, sampler or self._sampler, collate, workers=workers)
 
     def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
         self._sampler.start(epoch, first_batch)

@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from functools import cache
 from typing import NamedTuple
 
-from clipctl.config.sections import ImageTowerConfig, ModelConfig, TextTowerConfig
+from clipctl.config.sections import ImageTowerConfig, ModelConfig, TextTowerConfig, TrainConfig, TuneConfig
 from clipctl.model.workload import Workload
 
 MLP_RATIO = 4
@@ -35,6 +35,49 @@ def image_parameters(tower: ImageTowerConfig, embed_dim: int) -> int:
     class_and_norm_pre = 3 * tower.width if tower.pool == "class" else 0
     blocks = tower.depth * block_parameters(tower.width)
     return stem + positions + class_and_norm_pre + blocks + norm_post + tower.pooled * embed_dim
+
+
+def workload_of(config: TrainConfig, text_tokens: int) -> Workload:
+    """One step of a training."""
+    batch_size, micro_batch = config.train.batch_size, config.train.micro_batch
+    return Workload(
+        config.model,
+        batch_size,
+        text_tokens,
+        micro_batch if micro_batch and micro_batch < batch_size else None,
+        config.runtime.recompute,
+        trained_parameters(config) / parameters(config.model),
+        image_share=_tower_share("image", config.model.image.depth, config.tune),
+        text_share=_tower_share("text", config.model.text.depth, config.tune),
+    )
+
+
+def _tower_share(name: str, depth: int, tune: TuneConfig) -> float:
+    """Of a tower's forward and backward pass. Gradients of activations are a third of it, gradients of weights too."""
+    if name not in tune.locked:
+        return 2 / 3 if tune.lora else 1.0
+    if tune.has_features:
+        return 0.0
+    return 1 / 3 + 2 / 3 * min(1.0, tune.unlocked_blocks / max(1, depth))
+
+
+def trained_parameters(config: TrainConfig) -> int:
+    """Those that change: of a locked tower its projection and its last blocks, with LoRA the added matrices too."""
+    model, tune = config.model, config.tune
+    towers = (
+        ("image", model.image, model.image.pooled, image_parameters(model.image, model.embed_dim)),
+        ("text", model.text, model.text.width, text_parameters(model.text, model.embed_dim)),
+    )
+    count = 1
+    for name, tower, pooled, whole in towers:
+        projection, blocks, is_locked = pooled * model.embed_dim, 0, name in tune.locked
+        if tune.lora:  # of each matrix: rank × (rows + columns)
+            sides = (1 + 3) + (1 + 1) + 2 * (1 + MLP_RATIO)
+            blocks = 0 if is_locked else tower.depth * tune.lora * sides * tower.width
+        elif is_locked and tune.unlocked_blocks:
+            blocks = min(tune.unlocked_blocks, tower.depth) * block_parameters(tower.width) + 2 * tower.width
+        count += projection + blocks if tune.lora or is_locked else whole
+    return count
 
 
 class StemLayer(NamedTuple):
@@ -83,6 +126,9 @@ class Work:
     parameter_bytes: float  # weights, gradients and moments that clipping and AdamW pass through
     kernels: float  # operations started
 
+    def scaled(self, share: float) -> "Work":
+        return Work(*(share * value for value in astuple(self)))
+
     def __add__(self, other: "Work") -> "Work":
         return Work(*(mine + theirs for mine, theirs in zip(astuple(self), astuple(other), strict=True)))
 
@@ -112,9 +158,10 @@ def image_work(workload: Workload) -> Work:
     else:
         flops, moved, kernels = 2 * image.patches * 3 * image.patch_px**2 * image.width, 0, 0
     pixels_bytes = 3 * image.size_px**2 * 4 * 4
-    return tower + Work(
+    stem = Work(
         more * 3 * workload.batch_size * flops, more * workload.batch_size * (moved + pixels_bytes), 0, 20 + kernels
     )
+    return tower + stem.scaled(workload.image_share)
 
 
 def text_work(workload: Workload) -> Work:
@@ -134,12 +181,16 @@ def _tower_work(tower: ImageTowerConfig | TextTowerConfig, tokens: int, paramete
         # The last block writes a single token, for which it reads the keys and values of all.
         blocks = (depth - 1) * _block_flops(width, tokens, written=tokens) + _block_flops(width, tokens, written=1)
         moved = 4 * _MOVED_PER_TOKEN * width * tokens * (depth - 0.75)
-    forward = blocks + 2 * pooled * workload.model.embed_dim
+    share = workload.image_share if isinstance(tower, ImageTowerConfig) else workload.text_share
+    forward = share * blocks + 2 * pooled * workload.model.embed_dim
     kernels = depth * (_KERNELS_PER_BLOCK + _KERNELS_PER_PARAMETER * _TENSORS_PER_BLOCK)
     updated_bytes = 4 * _PARAMETER_PASSES * parameters * workload.trained_share
     more = (workload.forward_passes + 2) / 3
     rounds = -(-batch_size // workload.kept_pairs)  # of kernels: one for each micro-batch
-    return Work(more * 3 * batch_size * forward, more * batch_size * moved, updated_bytes, more * rounds * kernels)
+    passes = Work(
+        more * 3 * batch_size * forward, more * share * batch_size * moved, 0, more * rounds * share * kernels
+    )
+    return passes + Work(0, 0, updated_bytes, 0)
 
 
 def _block_flops(width: int, tokens: int, *, written: int) -> int:
@@ -187,11 +238,12 @@ def training_memory(workload: Workload, precision: str = "fp32", attention: str 
     count = parameters(workload.model)
     trained = round(count * workload.trained_share)
     image, text, batch_size = workload.model.image, workload.model.text, workload.batch_size
-    values = _kept_values(image.width, image.depth, image.tokens, workload.recompute)
-    values += 4 * image.tokens * image.width  # patches, with the class token, with positions, normed
+    pictures = _kept_values(image.width, image.depth, image.tokens, workload.recompute)
+    pictures += 4 * image.tokens * image.width  # patches, with the class token, with positions, normed
     if image.stem == "conv":  # convolved, normed, activated, and the gradient of one of them
-        values += 4 * sum(layer.values for layer in stem_layers(image))
-    values += _kept_values(text.width, text.depth, workload.text_tokens, workload.recompute)
+        pictures += 4 * sum(layer.values for layer in stem_layers(image))
+    captions = _kept_values(text.width, text.depth, workload.text_tokens, workload.recompute)
+    values = round(_kept_share(workload.image_share) * pictures + _kept_share(workload.text_share) * captions)
     if attention == "plain":
         values += _score_values(workload)
     activations = round(workload.kept_pairs * values * ACTIVATION_BYTES[precision])
@@ -199,6 +251,11 @@ def training_memory(workload: Workload, precision: str = "fp32", attention: str 
     images = batch_size * 3 * image.size_px**2 + workload.kept_pairs * 3 * image.size_px**2 * 4  # bytes, normalised
     batch_bytes = images + batch_size * text.context * 8
     return Memory(4 * count, 4 * trained, OPTIMIZER_BYTES[workload.optimizer] * trained, activations, batch_bytes)
+
+
+def _kept_share(share: float) -> float:
+    """Of the activations of a tower: a locked one keeps none for a backward pass that does not come."""
+    return 1.0 if share >= 2 / 3 else max(0.0, (share - 1 / 3) * 3 / 2)
 
 
 def _score_values(workload: Workload) -> int:

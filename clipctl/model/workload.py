@@ -48,13 +48,10 @@ class Workload:
     micro_batch: int | None = None  # pairs whose activations are kept at the same time; None: the whole batch
     recompute: bool = False  # blocks are computed again in the backward pass instead of being kept
     trained_share: float = 1.0  # of the parameters; the others get no gradient
+    # Of a tower's forward and backward pass: 1 if it is trained, 1/3 if it is locked, 0 if its features are kept.
+    image_share: float = 1.0
+    text_share: float = 1.0
     optimizer: str = "adamw"
-
-    @classmethod
-    def of(cls, config: TrainConfig, text_tokens: int) -> "Workload":
-        batch_size, micro_batch = config.train.batch_size, config.train.micro_batch
-        in_parts = micro_batch if micro_batch and micro_batch < batch_size else None
-        return cls(config.model, batch_size, text_tokens, in_parts, config.runtime.recompute)
 
     @property
     def kept_pairs(self) -> int:

@@ -210,6 +210,20 @@ def validation(view: RunView, facts: RunFacts) -> Iterator[Alert]:
         )
 
 
+def below_start(view: RunView, facts: RunFacts) -> Iterator[Alert]:
+    """A pretrained model that forgets."""
+    start, last = view.start, view.evaluations[-1] if view.evaluations else None
+    if start is None or last is None or not last.score < start.score:
+        return
+    yield Alert(
+        "below_start",
+        "warn",
+        f"R@1 on unseen pictures is {last.score:.0%}; before training it was {start.score:.0%}",
+        "the model forgets what it knew (the learning rate is too high), or has not recovered from the warm-up yet",
+        f"--lr {facts.lr / 3:.1g}, --lock image, or fewer epochs; RUN@best is never worse than the start",
+    )
+
+
 def what_was_learnt(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     """At the end: by heart, too little, or asked for what it was never told."""
     best, accuracy = view.best, statistics.fmean([value for value, _ in _recent(view, "accuracy", 20)] or [0.0])
@@ -381,6 +395,7 @@ CHECKS: tuple[Callable[[RunView, RunFacts], Iterator[Alert]], ...] = (
     spike,
     grad_norm_jump,
     validation,
+    below_start,
     what_was_learnt,
     data_bound,
     slowdown,

@@ -156,6 +156,12 @@ class RunView:
         )
 
     @property
+    def start(self) -> EvalPoint | None:
+        """The model as it came, judged before the first step, if the run started from one."""
+        first = self.evaluations[0] if self.evaluations else None
+        return first if first and first.step == 0 and math.isfinite(first.score) else None
+
+    @property
     def images_per_s(self) -> float | None:
         return _median(number(row.get("images_per_s")) for row in list(self.recent)[-SPEED_WINDOW:])
 

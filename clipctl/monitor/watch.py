@@ -54,6 +54,7 @@ class Snapshot:
             "accuracy": view.latest("accuracy"),
             "val_loss": last_evaluation.val_loss if last_evaluation else None,
             "score": last_evaluation.score if last_evaluation else None,
+            "start_score": view.start.score if view.start else None,
             "best_score": view.best.score if view.best else None,
             "best_step": view.best.step if view.best else None,
             "lr": view.latest("lr"),

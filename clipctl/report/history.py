@@ -34,6 +34,7 @@ class History:
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))  # seconds of sampled steps
     blocks: dict[str, Points] = field(default_factory=dict)  # gradient norm of each block, by epoch
     last_evaluation: dict[str, Any] = field(default_factory=dict)
+    start_evaluation: dict[str, Any] = field(default_factory=dict)  # of the model that the run started from
     best_evaluation: dict[str, Any] = field(default_factory=dict)
     energy_j: float = 0.0  # as far as power was measured
     _base_s: float = 0.0  # what earlier attempts took
@@ -86,6 +87,8 @@ class History:
         for key in (*EVAL_KEYS, *BANDS):
             self._extend(self.steps, key, [step], [number(row.get(key))])
         self.last_evaluation = row
+        if row.get("step") == 0:
+            self.start_evaluation = row
         if number(row.get("score")) > number(self.best_evaluation.get("score", -1)):
             self.best_evaluation = row
 

@@ -73,6 +73,7 @@ def _summary(history: History) -> dict[str, str]:
         "device": f"{name}, {_inner(environment, 'precision')}, {_inner(environment, 'threads')} threads",
         "images/s": f"{sum(y for _, y in speed) / len(speed):,.0f}" if speed else "–",
         "loss": f"{losses[-1][1]:.3f}" if losses else "–",
+        **({"R@1, before training": _recalls(history.start_evaluation)} if history.start_evaluation else {}),
         "R@1, best": _recalls(best),
         "R@1, last": _recalls(last),
         "peak memory": size(max(one.high for one in history.machine["rss_bytes"].buckets))

@@ -14,7 +14,8 @@ from clipctl.data.held_out import read_held_out
 from clipctl.data.loader import Collate, CollateWithViews, PairDataset, TrainLoader
 from clipctl.data.sampling import EpochSampler
 from clipctl.hardware.memory import peak_rss_bytes
-from clipctl.runs.checkpoint import Checkpoint
+from clipctl.model.weights import save_model
+from clipctl.runs.checkpoint import MANIFEST, Checkpoint
 from clipctl.runs.rundir import RunDir, State
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
@@ -50,6 +51,8 @@ class TrainSummary:
     best_i2t_r1: float
     best_t2i_r1: float
     best_epoch: int
+    start_i2t_r1: float | None  # of the model that the run started from
+    start_t2i_r1: float | None
     baseline_r1: float | None  # of pictures, by the nearest training picture, without any training
     val_pairs: int
     val_captions: int
@@ -62,7 +65,9 @@ class TrainSummary:
 
 def make_state(plan: TrainPlan) -> TrainState:
     placement = plan.placement
-    return fresh_state(plan.config, placement.device, str(placement.precision.value), int(placement.threads.value))
+    precision, threads = str(placement.precision.value), int(placement.threads.value)
+    base = None if plan.base is None else plan.base.model.model.state_dict()
+    return fresh_state(plan.config, placement.device, precision, threads, base)
 
 
 def make_loader(plan: TrainPlan) -> TrainLoader:
@@ -76,6 +81,7 @@ def make_loader(plan: TrainPlan) -> TrainLoader:
         config.model.image.size_px,
         config.train.seed,
         open_cache(kind, data.train, data.kept_side_px, data.cache_bytes),
+        config.tune.views,
     )
     sampler = EpochSampler(
         data.train, config.train.batch_size, config.train.seed, partners=config.train.picture_term > 0
@@ -87,6 +93,14 @@ def make_loader(plan: TrainPlan) -> TrainLoader:
     else:
         collate = Collate(fixed_length=fixed_length)
     return TrainLoader(dataset, sampler, collate, workers=int(plan.placement.workers.value))
+
+
+def write_base(run: RunDir, plan: TrainPlan) -> None:
+    """Keep the model that a run starts from beside it: what is not trained is not saved again."""
+    if plan.base is not None and not (run.base_dir / MANIFEST).exists():
+        identity = plan.base.identity
+        facts = {"source": identity.path, "fingerprint": identity.fingerprint, "revision": plan.base.revision}
+        save_model(plan.base.model, run.base_dir, name=identity.name, facts=facts)
 
 
 def make_evaluator(plan: TrainPlan) -> Evaluator:
@@ -117,6 +131,7 @@ def attempt_run(
     run.checkpoints_dir.mkdir(exist_ok=True)
     store = CheckpointStore(run)
     store.sweep()
+    write_base(run, plan)
     attempt = _next_attempt(run, store)
     course, beginnings, saved = Course(), list[tuple[int, int]](), None
     if checkpoint is not None:
@@ -184,6 +199,8 @@ def _summary(training: Training, seconds: float) -> TrainSummary:
         best_i2t_r1=course.best.i2t_r1,
         best_t2i_r1=course.best.t2i_r1,
         best_epoch=course.best_epoch,
+        start_i2t_r1=course.start.i2t_r1 if course.start else None,
+        start_t2i_r1=course.start.t2i_r1 if course.start else None,
         baseline_r1=course.baseline,
         val_pairs=held_out.pictures,
         val_captions=len(held_out.captions),

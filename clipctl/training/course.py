@@ -44,6 +44,7 @@ class Course:
     scored_epoch: int = 0  # the one after which `evaluation` was made
     stale_evaluations: int = 0  # since one found more than all before it
     evaluation: Evaluation | None = None  # the latest
+    start: Evaluation | None = None  # of the untouched model, if the run started from one
     best: Evaluation | None = None
     best_epoch: int = 0  # after which it was made
     epoch_window: StepWindow | None = None  # the steps of this epoch
@@ -64,6 +65,7 @@ class Course:
         return replace(self, bad_pictures={**self.bad_pictures, **reasons, **self.bad_pictures})
 
     def evaluated(self, epoch: int, evaluation: Evaluation) -> "Course":
+        """After an epoch; 0 is before the first step, which says what training must not fall below."""
         is_best = self.best is None or merit(evaluation.to_dict()) > merit(self.best.to_dict())
         finds_more = self.best is None or evaluation.score > self.best.score
         return replace(
@@ -72,6 +74,7 @@ class Course:
             scored_epoch=epoch,
             stale_evaluations=0 if finds_more else self.stale_evaluations + 1,
             evaluation=evaluation,
+            start=evaluation if epoch == 0 else self.start,
             best=evaluation if is_best else self.best,
             best_epoch=epoch if is_best else self.best_epoch,
         )
@@ -101,6 +104,7 @@ class Course:
             "stale_evaluations": self.stale_evaluations,
             "best_epoch": self.best_epoch,
             "evaluation": self.evaluation.to_dict() if self.evaluation else None,
+            "start": self.start.to_dict() if self.start else None,
             "best": self.best.to_dict() if self.best else None,
             "epoch_window": asdict(self.epoch_window) if self.epoch_window else None,
             "skipped_in_a_row": self.skipped_in_a_row,
@@ -118,6 +122,7 @@ class Course:
             stale_evaluations=facts.get("stale_evaluations", 0),
             best_epoch=facts.get("best_epoch", 0),
             evaluation=Evaluation.from_dict(facts["evaluation"]),
+            start=Evaluation.from_dict(facts.get("start")),
             best=Evaluation.from_dict(facts["best"]),
             epoch_window=StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None,
             skipped_in_a_row=facts["skipped_in_a_row"],

@@ -4,6 +4,7 @@ Similarities are computed for a block of pictures at a time, so that memory grow
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from copy import copy
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
@@ -61,6 +62,12 @@ class Evaluator:
         self._queries = np.arange(count) * pictures // count
         right = held_out.matches.rows(self._queries)[:, :pictures]
         self._bands = negative_bands(held_out.captions[:pictures], self._queries, right)
+
+    def of(self, held_out: HeldOut) -> "Evaluator":
+        """The same evaluator of the same pairs in another form, such as features."""
+        other = copy(self)
+        other.held_out = held_out
+        return other
 
     def __call__(self, state: TrainState, between_batches: Callable[[], None] = lambda: None) -> Evaluation:
         """`between_batches` may end the evaluation by raising."""

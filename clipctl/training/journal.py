@@ -26,6 +26,7 @@ from clipctl.training.plan import TrainPlan
 
 REPORT_INTERVAL_S = 2.0
 SYSTEM_INTERVAL_S = 1.0
+FEATURES_INTERVAL_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -52,12 +53,18 @@ class Watcher(Protocol):
     def warn(self, message: str) -> None:
         """Called when something went wrong that does not end the training."""
 
+    def say(self, message: str) -> None:
+        """Called now and then while something takes long."""
+
 
 class Nobody:
     def progress(self, progress: Progress) -> None:
         pass
 
     def warn(self, message: str) -> None:
+        pass
+
+    def say(self, message: str) -> None:
         pass
 
 
@@ -89,6 +96,9 @@ class Journal:
 
     def length(self, plan: TrainPlan, step: int) -> None:
         """From this step on, the run is to be shorter or longer."""
+
+    def features(self, done: int, total: int) -> None:
+        """So many of a locked tower's features are computed."""
 
     def end(self, outcome: State, step: int) -> None:
         """The run has ended, however it did."""
@@ -158,6 +168,9 @@ class RunJournal(Journal):
         assert course.evaluation is not None
         row = {"step": step, "epoch": course.evaluated_epochs, **course.evaluation.to_dict()}
         self._writer.write(metrics.EVAL, {**row, "eval_s": round(seconds, 4)})
+        if step == 0:
+            score = course.evaluation.score
+            self._tell(lambda: self._watcher.say(f"before training: R@1 {score:.1%} on unseen pictures"))
         self._report(course)
 
     def checkpoint(self, checkpoint: Checkpoint, seconds: float) -> None:
@@ -191,6 +204,11 @@ class RunJournal(Journal):
         message = f"{now} steps instead of {before}, to end in time"
         self._writer.write(metrics.EVENT, {"step": step, "event": "length", "message": message})
         self._run.write_config(layers.to_yaml(plan.config))
+
+    def features(self, done: int, total: int) -> None:
+        if time.monotonic() - self._reported_s >= FEATURES_INTERVAL_S:
+            self._reported_s = time.monotonic()
+            self._tell(lambda: self._watcher.say(f"features of locked towers: {done:,} of {total:,}"))
 
     def end(self, outcome: State, step: int) -> None:
         self._step = step

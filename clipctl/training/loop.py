@@ -13,6 +13,7 @@ from clipctl.runs.rundir import RunDir, State
 from clipctl.training.course import Course, StepWindow
 from clipctl.training.deadline import Deadline
 from clipctl.training.evaluate import Evaluator
+from clipctl.training.features import with_features
 from clipctl.training.journal import Journal
 from clipctl.training.meter import StepMeter
 from clipctl.training.optim import grad_norms_by_block, lr_at
@@ -75,6 +76,11 @@ def carry_out(training: Training, attempt: int) -> None:
 
 def run_epochs(training: Training) -> None:
     patience = training.plan.config.train.patience
+    if training.plan.config.tune.has_features:
+        use_features(training)
+    if training.plan.base is not None and training.course.start is None:
+        evaluate_epoch(training, 0)
+        training.saver.try_to_save(training.state, training.course)
     while not training.course.is_out_of_patience(patience):
         epoch = training.course.evaluated_epochs + 1
         if epoch > training.plan.schedule.epochs:
@@ -87,6 +93,17 @@ def run_epochs(training: Training) -> None:
             training.course = training.course.passed(epoch)
         training.saver.after_epoch(training.state, training.course)
         keep_to_time(training)
+
+
+def use_features(training: Training) -> None:
+    """From here on, locked towers are not run again."""
+
+    def progress(done: int, total: int) -> None:
+        next_batch(training)
+        training.journal.features(done, total)
+
+    found = with_features(training.plan, training.state, training.loader, training.evaluator, progress)
+    training.loader, training.evaluator = found
 
 
 def keep_to_time(training: Training) -> None:

@@ -9,17 +9,45 @@ from torch import Tensor, nn
 from clipctl.config.sections import OptimConfig
 
 
-def make_optimizer(model: nn.Module, config: OptimConfig) -> torch.optim.AdamW:
-    """Fused AdamW. Norms, biases and the temperature are not decayed: pulling them to zero is no regularisation."""
-    decayed = [parameter for parameter in model.parameters() if parameter.ndim >= 2]
-    others = [parameter for parameter in model.parameters() if parameter.ndim < 2]
+def make_optimizer(model: nn.Module, config: OptimConfig, layer_decay: float = 1.0) -> torch.optim.AdamW:
+    """Fused AdamW for what is trained. Norms, biases and the temperature are not decayed: pulling them to zero is no
+    regularisation. With a layer decay, blocks near the input get smaller rates: what they see changes least."""
+    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    depths = depths_below_top(model) if layer_decay < 1 else {}
+    for is_decayed in (True, False):
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad and (parameter.ndim >= 2) == is_decayed:
+                key = layer_decay ** depths.get(name, 0), is_decayed
+                groups.setdefault(key, []).append(parameter)
     return torch.optim.AdamW(
-        [{"params": decayed, "weight_decay": config.weight_decay}, {"params": others, "weight_decay": 0.0}],
+        [
+            {"params": members, "weight_decay": config.weight_decay if is_decayed else 0.0, LR_SHARE: share}
+            for (share, is_decayed), members in groups.items()
+        ],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
         eps=config.eps,
         fused=True,
     )
+
+
+LR_SHARE = "lr_share"  # of a group of parameters: its rate, as a share of the step's
+
+
+def depths_below_top(model: nn.Module) -> dict[str, int]:
+    """How many blocks lie between a parameter and the end of its tower; embeddings are below the first block. What is
+    in no tower, and what follows the blocks, is at the top."""
+    blocks: dict[str, int] = {}
+    for name, _ in model.named_parameters():
+        if match := _IN_BLOCK.match(name):
+            blocks[match[1]] = max(blocks.get(match[1], 0), int(match[2]) + 1)
+    found = {}
+    for name, _ in model.named_parameters():
+        if match := _IN_BLOCK.match(name):
+            found[name] = blocks[match[1]] - int(match[2])
+        elif (match := _EMBEDDING.match(name)) and match[1] in blocks:
+            found[name] = blocks[match[1]] + 1
+    return found
 
 
 def optimizer_state_shapes(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, tuple[int, ...]]:
@@ -39,6 +67,8 @@ def lr_at(step: int, total_steps: int, config: OptimConfig) -> float:
     return config.lr * (config.final_lr_share + (1 - config.final_lr_share) * cosine)
 
 
+_IN_BLOCK = re.compile(r"(image|text)\.blocks\.(\d+)\.")
+_EMBEDDING = re.compile(r"(image|text)\.(?:patches|class_embedding|positions|norm_pre|tokens)\b")
 _BLOCK = re.compile(r"((?:image|text)\.blocks\.\d+)\.")
 
 

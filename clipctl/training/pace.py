@@ -5,7 +5,9 @@ from contextlib import closing
 from dataclasses import dataclass
 from statistics import median
 
+from clipctl.data.batch import Batch
 from clipctl.training.attempt import make_loader, make_state
+from clipctl.training.features import featured
 from clipctl.training.plan import TrainPlan
 from clipctl.training.step import train_step
 
@@ -26,14 +28,18 @@ def measure_pace(plan: TrainPlan, limit_s: float, longest_s: float) -> Pace:
     if it is the very first step.
     """
     state, loader = make_state(plan), make_loader(plan)
+    views = (plan.config.tune.views or 1) if plan.config.tune.has_features else 1
     started = time.perf_counter()
     first_steps, steps = list[float](), list[float]()
-    first_s, pictures = 0.0, 0
+    first_s, pictures, kept = 0.0, 0, list[Batch]()
     batches_of_round = 1 if plan.schedule.steps_per_epoch < 4 else 2
     with closing(loader):
         while True:
             is_first_round, last = not first_steps, time.perf_counter()
-            for place, batch in enumerate(loader.epoch(1)):
+            for place, batch in enumerate(kept or loader.epoch(1)):
+                if plan.config.tune.has_features and is_first_round:  # computed once, like decoding
+                    batch = featured(plan, state, batch)
+                    kept.append(batch)
                 loaded = time.perf_counter()
                 train_step(state, batch, lr=_LR)
                 plan.placement.device.synchronize()
@@ -48,4 +54,4 @@ def measure_pace(plan: TrainPlan, limit_s: float, longest_s: float) -> Pace:
                     break
             taken_s = time.perf_counter() - started
             if taken_s > longest_s or (len(steps) >= MIN_STEPS and taken_s > limit_s):
-                return Pace(median(steps or first_steps), first_s / pictures)
+                return Pace(median(steps or first_steps), views * first_s / pictures)

@@ -9,6 +9,7 @@ from clipctl.config import layers
 from clipctl.config.layers import Layer
 from clipctl.config.presets import PRESETS
 from clipctl.config.sections import AttentionName, CacheName, OptimConfig, TrainConfig
+from clipctl.data import tokenizers
 from clipctl.data.cache import CacheKind, kept_bytes, pictures_dir, slot_bytes
 from clipctl.data.catalog import Data, leakage_notes, leakage_of, open_data
 from clipctl.data.images import Augmentation, kept_side
@@ -19,6 +20,7 @@ from clipctl.data.tokenizers import CaptionFit, Tokenizer, caption_fit, make_tok
 from clipctl.errors import ConfigError, DeviceError, SaveError
 from clipctl.hardware import cpu, disk, memory
 from clipctl.hardware.devices import Device
+from clipctl.interop.models import Found
 from clipctl.model import cost
 from clipctl.model.compiling import check_compiler
 from clipctl.model.forecast import CostModel, Estimate, with_margin
@@ -124,11 +126,16 @@ class Forecast:
     step_s: Estimate | None  # seconds per step, if they can be forecast
     cost_model: CostModel
     decode_s: float = 0.0  # to decode a picture, on one core
+    features_s: float = 0.0  # to compute the features of locked towers, once
+
+    @property
+    def trained_parameters(self) -> int:
+        return round(self.parameters * self.workload.trained_share)
 
     @property
     def checkpoint_bytes(self) -> int:
-        """Weights and both moments; the rest is small."""
-        return 12 * self.parameters
+        """Weights and both moments of what is trained; the rest is small."""
+        return 12 * self.trained_parameters
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,7 @@ class TrainPlan:
     recipe: tuple[str, ...] = ()  # what was decided from the data and the time, and why
     alternatives: tuple[str, ...] = ()  # models that were not chosen, or were, and what they would get
     deadline_s: float | None = None  # by time.monotonic(), if the run has a time limit
+    base: Found | None = None  # the model that it starts from
 
     @property
     def seconds(self) -> Estimate | None:
@@ -155,6 +163,7 @@ class TrainPlan:
         besides_s = (
             START_S + pictures * self.forecast.decode_s + self.schedule.evaluations * (evaluation_s + self.save_s)
         )
+        besides_s += self.forecast.features_s
         return step_s.scaled(self.schedule.total_steps).shifted(besides_s)
 
     @property
@@ -172,6 +181,8 @@ class TrainPlan:
     def disk_problem(self, free_bytes: int, copies: int) -> SaveError | None:
         """Why so many checkpoints do not fit on the disk, if they do not: a new one must fit beside an old one."""
         need_bytes = copies * self.forecast.checkpoint_bytes
+        if self.base is not None and copies > 1:
+            need_bytes += 4 * self.forecast.parameters  # its own copy
         if free_bytes >= need_bytes:
             return None
         return SaveError(
@@ -212,11 +223,15 @@ def make_plan(
     tokenizer: Tokenizer | None = None,
     tell: Tell = silent,
     found: Data | None = None,
+    base: Found | None = None,
 ) -> TrainPlan:
     """Look at data and machine and decide what was left open. For a run that was begun, `before` says under which
-    setting, and `tokenizer` is the one it began with. `found` are the data, if they were opened before."""
+    setting, and `tokenizer` is the one it began with. `found` are the data, if they were opened before; `base` is the
+    model to start from."""
     found = found or open_data(asked.data, tell)
     tell(f"reading the captions of {found.train.name}")
+    if base is not None:
+        tokenizer = tokenizer or tokenizers.from_dict(base.model.tokenizer)
     tokenizer = tokenizer or make_tokenizer(asked.data.tokenizer, found.train, asked.model.text.context)
     fit = caption_fit(tokenizer, found.train)
     leakage = leakage_of(found.train, found.val)
@@ -225,7 +240,7 @@ def make_plan(
     notes += _caption_notes(asked, tokenizer, fit, len(found.train.caption_sizes()))
 
     schedule = _schedule(config, len(found.train))
-    decision = decide(config, Workload.of(config, fit.longest), schedule.total_steps, before)
+    decision = decide(config, cost.workload_of(config, fit.longest), schedule.total_steps, before)
     device = decision.device
     if config.runtime.compile:
         check_compiler(device)
@@ -254,13 +269,13 @@ def make_plan(
     text_tokens = tokenizer.context if device.wants_fixed_shapes else fit.longest
     pictures_bytes = cache.need_bytes if cache.kind == "ram" and not device.is_accelerator else 0
     free_bytes = device.memory_bytes - pictures_bytes
-    attention = _fit_attention(Workload.of(config, text_tokens), decision, free_bytes)
+    attention = _fit_attention(cost.workload_of(config, text_tokens), decision, free_bytes)
     way = cast(AttentionName, attention.value)
     config = replace(config, runtime=replace(config.runtime, attention=way))
     placement = Placement(device, decision.precision, decision.threads, attention, workers, round(decision.seconds, 3))
     config = _fit_micro_batch(config, text_tokens, decision, free_bytes, notes)
-    forecast = _forecast(config, Workload.of(config, text_tokens), decision, data, workers, cache)
-    return TrainPlan(config, data, schedule, placement, forecast, tuple(notes))
+    forecast = _forecast(config, cost.workload_of(config, text_tokens), decision, data, workers, cache)
+    return TrainPlan(config, data, schedule, placement, forecast, tuple(notes), base=base)
 
 
 # --- its parts ------------------------------------------------------------------------------------------------
@@ -289,7 +304,21 @@ def _forecast(
         view_s = VIEW_S if data.augmentation.on_device else config.model.image.size_px**2 * PIXEL_S
         pair_s = view_s + (0.0 if cache.keeps_all else decode_s)
         step_s = step_s.shifted(BATCH_S + config.train.batch_size * pair_s)
-    return Forecast(workload, cost.parameters(config.model), split, need, step_s, decision.cost_model, decode_s)
+    parameters, features_s = cost.parameters(config.model), _features_s(config, workload, decision, len(data.train))
+    return Forecast(workload, parameters, split, need, step_s, decision.cost_model, decode_s, features_s)
+
+
+def _features_s(config: TrainConfig, workload: Workload, decision: Decision, pictures: int) -> float:
+    """What computing the features of locked towers takes: a forward pass of each view of each picture."""
+    if not config.tune.has_features:
+        return 0.0
+    image_share, text_share = (float(name in config.tune.locked) for name in ("image", "text"))
+    locked = replace(
+        workload, image_share=image_share, text_share=text_share, micro_batch=None, trained_share=0.0, recompute=False
+    )
+    whole = decision.cost_model.step_s(decision.setting, locked)
+    views = (config.tune.views or 1) if "image" in config.tune.locked else 1
+    return FORWARD_SHARE * whole.value / workload.batch_size * pictures * views if whole else 0.0
 
 
 @dataclass(frozen=True)
@@ -360,7 +389,7 @@ def _fit_micro_batch(
     """The whole batch at once if it fits, else in parts: exact, at one forward pass more."""
     batch_size, asked = config.train.batch_size, config.train.micro_batch
     if asked is None:
-        workload = Workload.of(config, text_tokens)
+        workload = cost.workload_of(config, text_tokens)
         fitting = decision.cost_model.fitting_micro_batch(
             decision.setting, workload, free_bytes, config.runtime.attention
         )

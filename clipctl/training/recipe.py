@@ -16,11 +16,13 @@ from clipctl.config.quantities import parse_duration
 from clipctl.data.catalog import Data, open_data
 from clipctl.data.traits import Traits, traits_of
 from clipctl.errors import ConfigError
+from clipctl.interop.models import Found
 from clipctl.model import cost
 from clipctl.model.forecast import Estimate
 from clipctl.progress import Tell, silent
 from clipctl.training.pace import Pace, measure_pace
 from clipctl.training.plan import FORWARD_SHARE, START_S, TrainPlan, make_plan
+from clipctl.training.tuning import tuning_settings
 
 # --- what the data decide ----------------------------------------------------------------------------------------
 
@@ -107,15 +109,23 @@ THUMBNAIL_S = 1e-4  # for the baseline, per picture
 IN_A_RUN = 1.02  # steps in a run take longer than when nothing is written down beside them
 LEAST_STEPS = 10
 
+FEW_PICTURES = 50_000
+FROM_ADVICE = (
+    "from nothing; with {:,} pictures, starting from a pretrained model is likely to be better: "
+    "--from openai/clip-vit-base-patch32"
+)
 
-def plan_by_recipe(asked: Sequence[Layer], tell: Tell = silent, spent_s: float = 0.0) -> TrainPlan:
-    """The plan of a new run. `spent_s`: how long the user has been waiting already."""
-    return _Planner(asked, tell, spent_s).plan()
+
+def plan_by_recipe(
+    asked: Sequence[Layer], tell: Tell = silent, spent_s: float = 0.0, base: Found | None = None
+) -> TrainPlan:
+    """The plan of a new run. `spent_s`: how long the user has been waiting already. `base`: the model to start from."""
+    return _Planner(asked, tell, spent_s, base).plan()
 
 
 class _Planner:
-    def __init__(self, asked: Sequence[Layer], tell: Tell, spent_s: float) -> None:
-        self.asked, self.tell = asked, tell
+    def __init__(self, asked: Sequence[Layer], tell: Tell, spent_s: float, base: Found | None) -> None:
+        self.asked, self.tell, self.base = asked, tell, base
         self.started_s = time.monotonic() - spent_s
         self.config = layers.resolve(asked)
         keys = {key for layer in asked for key in layer.values}
@@ -129,6 +139,11 @@ class _Planner:
         self.traits = traits_of(self.data.train)
         is_auto = self.config.recipe == "auto"
         self.values, self.words = data_settings(self.traits) if is_auto else (dict[str, Any](), list[str]())
+        if base is not None and is_auto:
+            values, words = tuning_settings(self.traits, base, self.config.tune, keys)
+            self.values, self.words = self.values | values, [*words, *self.words]
+        elif is_auto and not self.data.train.is_drawn and self.traits.pictures < FEW_PICTURES:
+            self.words.append(FROM_ADVICE.format(self.traits.pictures))
         self.ladder = self._ladder() if is_auto and not self.owns_model else []
         self.choices: tuple[str, ...] = ()
 
@@ -145,7 +160,7 @@ class _Planner:
 
     def _by_rule(self) -> tuple[TrainPlan, list[str]]:
         if not self.ladder:
-            return self._make({}), []
+            return self._in_few_views(self._make({})), []
         budget_s = min(MAX_BUDGET_S, BUDGET_S + BUDGET_S_PER_PICTURE * self.traits.pictures)
         plan = self._make(self.ladder[0].settings())  # for the length of captions, and what was asked for
         if self.has_length:
@@ -161,6 +176,11 @@ class _Planner:
         length = {"train.epochs": epochs, "train.eval_every": self._eval_every(epochs)}
         words = f"{epochs} passes: up to {ENOUGH_PASSES}, in about {budget_s / 60:.1f} min on two cores; --time sets it"
         return self._make({**self.ladder[chosen].settings(), **length}), [words]
+
+    def _in_few_views(self, plan: TrainPlan) -> TrainPlan:
+        """No more views of the pictures than epochs that show them."""
+        views, epochs = plan.config.tune.views, plan.schedule.epochs
+        return self._make({"tune.views": epochs}) if views and views > epochs else plan
 
     # --- with one ---------------------------------------------------------------------------------------------------
 
@@ -241,7 +261,7 @@ class _Planner:
         return max(1, min(epochs, max(math.ceil(epochs / EVALUATIONS), math.ceil(evaluation / EVALUATION_SHARE))))
 
     def _expectation(self, plan: TrainPlan) -> list[str]:
-        if plan.config.model.image.is_clip_layout:
+        if plan.config.model.image.is_clip_layout or self.base is not None:
             return []
         passes = plan.schedule.total_steps / plan.schedule.steps_per_epoch
         share = 1 - math.exp(-passes / PASSES_TO_LEARN)
@@ -249,10 +269,11 @@ class _Planner:
 
     def _make(self, values: Mapping[str, Any]) -> TrainPlan:
         # A preset, or a model of the user's own, comes with its own batch size, rate and checkpoints.
-        own = ("train.batch_size", "optim.lr", "save.every") if self.owns_model else ()
+        is_preset = self.owns_model and self.base is None
+        own = ("train.batch_size", "optim.lr", "save.every") if is_preset else ()
         kept = {key: value for key, value in self.values.items() if key not in own}
         config = layers.resolve([Layer("recipe", {**kept, **values}), *self.asked])
-        return make_plan(config, found=self.data, tell=self.tell)
+        return make_plan(config, found=self.data, tell=self.tell, base=self.base)
 
     def _step_flops(self, plan: TrainPlan, rung: Rung) -> float:
         """With another tower, but the same captions and batch."""

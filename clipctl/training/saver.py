@@ -10,7 +10,7 @@ from typing import Any
 from clipctl.config import layers
 from clipctl.config.quantities import Interval
 from clipctl.errors import CheckpointError, ClipctlError, RunError, SaveError, TrainingError
-from clipctl.runs.checkpoint import STATE, Checkpoint
+from clipctl.runs.checkpoint import MODEL, STATE, Checkpoint, read_checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training.course import Course
@@ -56,6 +56,9 @@ class Saver:
         self._store = CheckpointStore(run, keep_last=save.keep_last, keep_best=save.keep_best)
         self._cadence = SaveCadence(save.every)
         self._saved = saved  # step and evaluated epochs of the last checkpoint
+        # If only some weights are trained, a checkpoint holds those, and says where the others are.
+        is_partial = plan.config.tune.is_partial
+        self._base = read_checkpoint(run.base_dir).manifest.files[MODEL].sha256 if is_partial else None
 
     def is_due(self, state: TrainState) -> bool:
         """Whether it is time in the middle of an epoch."""
@@ -109,7 +112,7 @@ class Saver:
 
     def _write(self, state: TrainState, course: Course, directory: Path) -> None:
         write_tensors(state, directory)
-        facts = {"step": state.step, **course.to_dict(), **plan_facts(self._plan)}
+        facts = {"step": state.step, **course.to_dict(), **plan_facts(self._plan), "base": self._base}
         (directory / STATE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
     def _save_error(self, step: int, error: OSError) -> ClipctlError:

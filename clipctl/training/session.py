@@ -13,12 +13,15 @@ from typing import Any
 
 from clipctl.config import layers
 from clipctl.config.layers import Layer
+from clipctl.config.sections import TrainConfig
 from clipctl.data import tokenizers
 from clipctl.errors import CheckpointError, ConfigError, DataError, DeviceError, NewerCheckpointError
 from clipctl.hardware import disk
 from clipctl.hardware.devices import is_out_of_memory
+from clipctl.interop.models import Found
+from clipctl.model.weights import identify, load_model
 from clipctl.progress import Tell, silent
-from clipctl.runs.checkpoint import Checkpoint
+from clipctl.runs.checkpoint import MANIFEST, Checkpoint, read_checkpoint
 from clipctl.runs.rundir import RunDir, runs_root
 from clipctl.runs.store import CheckpointStore, find_unfinished
 from clipctl.training.attempt import TrainSummary, attempt_run
@@ -29,6 +32,7 @@ from clipctl.training.plan import TrainPlan, make_plan
 from clipctl.training.preflight import device_error, verify_device
 from clipctl.training.recipe import plan_by_recipe
 from clipctl.training.stopping import stop_signals
+from clipctl.training.tuning import base_layer, open_base
 
 
 @dataclass(frozen=True)
@@ -99,8 +103,12 @@ def prepare(
     """A new run of what was asked for, later layers over earlier ones, over a recipe for what was left open. `spent_s`:
     how long the user has been waiting already, which counts if the run has a time limit."""
     config = layers.resolve(asked)
+    base = open_base(runs_root(root), config, asked, tell)
+    if base is not None:
+        asked = [base_layer(base), *asked]
+        config = layers.resolve(asked)
     is_plain = config.recipe == "plain" and config.train.time is None
-    plan = make_plan(config, tell=tell) if is_plain else plan_by_recipe(asked, tell, spent_s)
+    plan = make_plan(config, base=base, tell=tell) if is_plain else plan_by_recipe(asked, tell, spent_s, base)
     return Session(plan, runs_root(root), name)
 
 
@@ -151,7 +159,7 @@ def resume_run(
     notes: list[str] = []
     checkpoint = _choose(CheckpointStore(run), which, notes)
     if checkpoint is None:
-        plan = make_plan(config, tell=tell)  # nothing is lost if it is made otherwise now
+        plan = make_plan(config, base=_base_of(run, config), tell=tell)  # nothing is lost if it is made otherwise now
         notes += compare_settings(layers.resolve([saved]), config, asked, allow_change=allow_change)
         return Session(plan, root, run=run, notes=tuple(notes))
     facts = checkpoint.read_state()
@@ -165,7 +173,8 @@ def resume_run(
     is_same = config.data.tokenizer == before.data.tokenizer and config.model.text == before.model.text
     environment = run.read_environment()
     tokenizer = saved_tokenizer if is_same else None
-    plan = make_plan(config, before=setting_of(environment), tokenizer=tokenizer, tell=tell)
+    base = _base_of(run, config)
+    plan = make_plan(config, before=setting_of(environment), tokenizer=tokenizer, tell=tell, base=base)
     if fingerprint != plan.data.fingerprint and not allow_change:
         raise DataError(
             f"{' + '.join(plan.config.data.source)} has changed since the run was stopped: pictures or captions differ",
@@ -173,6 +182,16 @@ def resume_run(
         )
     notes += [*compare_lengths(checkpoint, before, plan), *compare_environments(environment, plan)]
     return Session(plan, root, run=run, checkpoint=checkpoint, notes=tuple(notes))
+
+
+def _base_of(run: RunDir, config: TrainConfig) -> Found | None:
+    """The model that a run started from: its own copy, or, if it was killed before it had one, where it was found."""
+    if config.tune.base is None:
+        return None
+    if (run.base_dir / MANIFEST).exists():
+        checkpoint = read_checkpoint(run.base_dir)
+        return Found(load_model(checkpoint), identify(checkpoint), config.tune.revision)
+    return open_base(run.path.parent, config, ())
 
 
 # --- checks ---------------------------------------------------------------------------------------------------
@@ -193,7 +212,7 @@ def _verified(plan: TrainPlan, *, allow_unverified: bool, may_change: bool, tell
     if allow_unverified:
         return replace(plan, placement=replace(plan.placement, verified=verdict.state))
     tell("warning: training on the CPU instead")
-    return make_plan(replace(plan.config, runtime=replace(plan.config.runtime, device="cpu")))
+    return make_plan(replace(plan.config, runtime=replace(plan.config.runtime, device="cpu")), base=plan.base)
 
 
 def _out_of_memory(plan: TrainPlan) -> DeviceError:

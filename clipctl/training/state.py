@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from clipctl.config.sections import TrainConfig
 from clipctl.hardware.devices import Device
 from clipctl.hardware.memory import keep_freed_memory
+from clipctl.model.adapting import adapt, trained_tensors
 from clipctl.model.clip import Clip
 from clipctl.model.compiling import compile_blocks
 from clipctl.model.weights import check_shapes
@@ -66,19 +68,25 @@ class TrainState:
     step: int = 0  # updates made
 
 
-def fresh_state(config: TrainConfig, device: Device, precision: str, threads: int) -> TrainState:
-    """A new model and optimizer. Initialised on the CPU, so that a seed means the same on every device."""
+def fresh_state(
+    config: TrainConfig, device: Device, precision: str, threads: int, base: Mapping[str, Tensor] | None = None
+) -> TrainState:
+    """A new model and optimizer. Initialised on the CPU, so that a seed means the same on every device; with the
+    weights of a `base`, if there is one."""
     torch.set_num_threads(threads)
     keep_freed_memory()
     torch.manual_seed(config.train.seed)
-    model = Clip(config.model, loss=config.train.loss).place(device.image, device.text)
+    model = Clip(config.model, loss=config.train.loss)
+    if base is not None:
+        model.load_state_dict(base)
+    adapt(model, config.tune).place(device.image, device.text)
     model.image.recompute = model.text.recompute = config.runtime.recompute
     model.use_attention(config.runtime.attention)
     if config.runtime.compile:
         compile_blocks(model)
     return TrainState(
         model=model,
-        optimizer=make_optimizer(model, config.optim),
+        optimizer=make_optimizer(model, config.optim, config.tune.layer_decay),
         device=device,
         loss=config.train.loss,
         precision=precision,
@@ -123,7 +131,7 @@ def read_tensors(state: TrainState, checkpoint: Checkpoint) -> None:
     model, optimizer = checkpoint.file(MODEL), checkpoint.file(OPTIMIZER)
     check_shapes(model, {name: tuple(tensor.shape) for name, tensor in _model_tensors(state).items()})
     check_shapes(optimizer, _optimizer_shapes(state, read_header(optimizer)))
-    state.model.load_state_dict(load_file(model))
+    state.model.load_state_dict(load_file(model), strict=False)  # what is not trained is there already
     _restore_optimizer(state, load_file(optimizer))
     state.step = checkpoint.step
 
@@ -134,20 +142,25 @@ def _optimizer_shapes(state: TrainState, header: dict[str, TensorInfo]) -> dict[
     if LOSS_SCALE in header:  # a change of precision takes or leaves it
         shapes[LOSS_SCALE] = (2,)
     if header.keys() - shapes.keys():  # before its first step it keeps nothing
-        for name, parameter in state.model.named_parameters():
+        for name, parameter in _trained(state):
             kept = optimizer_state_shapes(state.optimizer, parameter)
             shapes |= {f"{name}.{key}": shape for key, shape in kept.items()}
     return shapes
 
 
 def _model_tensors(state: TrainState) -> dict[str, Tensor]:
-    return state.model.state_dict()
+    """What training changes; the rest is in the model that the run started from."""
+    return trained_tensors(state.model)
+
+
+def _trained(state: TrainState) -> list[tuple[str, nn.Parameter]]:
+    return [(name, parameter) for name, parameter in state.model.named_parameters() if parameter.requires_grad]
 
 
 def _optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
     """The optimizer's tensors by parameter name (`text.positions.exp_avg`), and the state of the random generators."""
     tensors = {}
-    for name, parameter in state.model.named_parameters():
+    for name, parameter in _trained(state):
         for key, value in state.optimizer.state[parameter].items():
             tensors[f"{name}.{key}"] = value
     tensors["rng.cpu"] = torch.get_rng_state()
@@ -159,7 +172,7 @@ def _optimizer_tensors(state: TrainState) -> dict[str, Tensor]:
 
 
 def _restore_optimizer(state: TrainState, tensors: dict[str, Tensor]) -> None:
-    for name, parameter in state.model.named_parameters():
+    for name, parameter in _trained(state):
         keys = [key for key in tensors if key.rpartition(".")[0] == name]
         # A fused optimizer keeps its step counter where the parameter is.
         state.optimizer.state[parameter] = {key.rpartition(".")[2]: tensors[key].to(parameter.device) for key in keys}

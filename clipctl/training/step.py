@@ -11,6 +11,7 @@ from clipctl.data.batch import Batch
 from clipctl.hardware.devices import is_out_of_memory
 from clipctl.model.clip import autocast, normalise
 from clipctl.model.loss import LOSSES, Embeddings, Positives, batch_accuracy, picture_loss
+from clipctl.training.optim import LR_SHARE
 from clipctl.training.state import TrainState
 
 Mark = Callable[[str], None]
@@ -140,7 +141,7 @@ def _restore_rng(state: TrainState, replay: tuple[Tensor, Tensor | None]) -> Non
 def update(state: TrainState, loss: Tensor, *, lr: float) -> Tensor:
     """Clip the gradients, move the weights and count the step; returns the norm before clipping."""
     for group in state.optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group[LR_SHARE]
     parameters = list(state.model.parameters())
     if state.loss_scale is not None:
         state.loss_scale.unscale(parameters)

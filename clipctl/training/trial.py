@@ -36,6 +36,10 @@ def trial_batch(workload: Workload, seed: int = 0) -> Batch:
     images = torch.randint(0, 256, (workload.batch_size, side, side, 3), dtype=torch.uint8, generator=rng)
     tokens = torch.randint(1, vocab_size - 1, (workload.batch_size, workload.text_tokens), generator=rng)
     tokens[:, -1] = vocab_size - 1
+    if not workload.image_share:  # features of a locked tower
+        images = torch.randn(workload.batch_size, workload.model.image.pooled, generator=rng)
+    if not workload.text_share:
+        tokens = torch.randn(workload.batch_size, workload.model.text.width, generator=rng)
     return Batch(images, tokens)
 
 

@@ -53,12 +53,13 @@ def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
 
     from clipctl.hardware import cpu
     from clipctl.hardware.profile import load_profile
+    from clipctl.model.cost import workload_of
     from clipctl.model.forecast import CostModel
-    from clipctl.model.workload import ASSUMED_TEXT_TOKENS, Setting, Workload
+    from clipctl.model.workload import ASSUMED_TEXT_TOKENS, Setting
 
     text = replace(config.model.text, vocab_size=config.model.text.vocab_size or vocabulary)
     model = replace(config.model, text=text)
-    workload = Workload.of(replace(config, model=model), min(ASSUMED_TEXT_TOKENS, text.context))
+    workload = workload_of(replace(config, model=model), min(ASSUMED_TEXT_TOKENS, text.context))
     estimate = CostModel(load_profile()).step_s(Setting("cpu", "fp32", cpu.usable_cores()), workload)
     return config.train.batch_size / estimate.value if estimate else None
 

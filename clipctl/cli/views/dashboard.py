@@ -151,6 +151,7 @@ def _numbers(snapshot: Snapshot) -> list[Text]:
         ("  R@1 ", "dim"),
         (units.percent(last.score) if last else "–", "bold"),
         (f" (best {units.percent(best.score)} at {best.step})" if best else "", "dim"),
+        (f", before training {units.percent(view.start.score)}" if view.start else "", "dim"),
     )
     course = Text.assemble(
         ("rate ", "dim"),

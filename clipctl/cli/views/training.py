@@ -23,8 +23,10 @@ def plan_table(plan: "TrainPlan") -> Table:
     table.add_column(overflow="fold")
     kept_pairs = plan.forecast.workload.kept_pairs
     in_parts = f" in micro-batches of {kept_pairs}" if kept_pairs < config.train.batch_size else ""
+    trained, name = plan.forecast.trained_parameters, "by recipe" if plan.alternatives else config.preset
+    only = f", {trained:,} of them trained" if config.tune.is_partial else ""
     rows = {
-        "model": f"{'by recipe' if plan.alternatives else config.preset}, {plan.forecast.parameters:,} parameters: "
+        "model": f"{plan.base.identity.name if plan.base else name}, {plan.forecast.parameters:,} parameters{only}: "
         f"image {image.words}, "
         f"text {text.width}×{text.depth} over {text.vocab_size} symbols",
         "data": f"{', '.join(config.data.source)}: {len(data.train):,} pictures to train on, "
@@ -32,6 +34,7 @@ def plan_table(plan: "TrainPlan") -> Table:
         **({} if data.train.is_drawn else {"format": "\n".join(data.words)}),
         **({"recipe": "\n".join(plan.recipe)} if plan.recipe else {}),
         **({"choices": "\n".join(plan.alternatives)} if plan.alternatives else {}),
+        **({"features": features_line(plan)} if config.tune.has_features else {}),
         "device": f"{placement.device.kind} ({placement.device.name}) – {placement.device.reason}",
         "precision": f"{placement.precision.value} – {placement.precision.reason}",
         **(
@@ -60,6 +63,14 @@ def plan_table(plan: "TrainPlan") -> Table:
     for note in (*plan.notes, *([f"{problem}; {problem.hint}"] if problem else [])):
         table.add_row("note", plain(note, style="yellow"))
     return table
+
+
+def features_line(plan: "TrainPlan") -> str:
+    tune = plan.config.tune
+    towers = " and ".join(tune.locked)
+    views = f" of {tune.views} views" if "image" in tune.locked and (tune.views or 1) > 1 else ""
+    once = f", in about {units.duration(plan.forecast.features_s)}" if plan.forecast.features_s else ""
+    return f"{towers} tower locked: its features{views} are computed once{once}, and kept"
 
 
 def memory_line(plan: "TrainPlan") -> str:
@@ -92,6 +103,8 @@ def plan_document(plan: "TrainPlan") -> dict[str, Any]:
 
     return {
         "parameters": plan.forecast.parameters,
+        "trained_parameters": plan.forecast.trained_parameters,
+        "features_s": plan.forecast.features_s,
         "train_pairs": len(plan.data.train),
         "val_pairs": len(plan.data.val),
         "understood": list(plan.data.words),
@@ -148,6 +161,7 @@ def summary_text(summary: "TrainSummary") -> str:
             f"{summary.device}: {summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
             f"peak memory {units.size(summary.peak_memory_bytes)}",
             f"{found}: R@1 {units.percent(score)} (best {units.percent(best)}, chance {units.percent(1 / pairs)})",
+            *start_lines(summary),
             *baseline_lines(summary),
             *improvement_lines(summary),
             f"saved in {summary.run}",
@@ -166,6 +180,15 @@ def improvement_lines(summary: "TrainSummary") -> list[str]:
         f"unseen pictures were matched best after epoch {summary.best_epoch:,} of {summary.epochs:,}: RUN@best has "
         "those weights, --patience 5 would end sooner, and more pictures would help more than more time"
     ]
+
+
+def start_lines(summary: "TrainSummary") -> list[str]:
+    """The result beside the model that the run started from."""
+    if summary.start_i2t_r1 is None or summary.start_t2i_r1 is None:
+        return []
+    start, best = (summary.start_i2t_r1 + summary.start_t2i_r1) / 2, (summary.best_i2t_r1 + summary.best_t2i_r1) / 2
+    verdict = "" if best > start else ": training did not improve it, and RUN@best is the model as it came"
+    return [f"before training R@1 was {units.percent(start)}, at its best it is {units.percent(best)}{verdict}"]
 
 
 def baseline_lines(summary: "TrainSummary") -> list[str]:
