@@ -24,10 +24,11 @@ from clipctl.model import cost
 from clipctl.model.adapting import adapt, merged, resized_positions, trained_tensors
 from clipctl.model.clip import Clip
 from clipctl.model.encoder import Encoder
+from clipctl.model.loss import LOSSES
 from clipctl.model.towers import ImageTower, TextTower
 from clipctl.model.weights import load_model
 from clipctl.monitor.watch import RunWatcher
-from clipctl.runs.checkpoint import MODEL, OPTIMIZER
+from clipctl.runs.checkpoint import MODEL, OPTIMIZER, read_checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
@@ -387,3 +388,70 @@ def test_tune_config_words():
     assert TuneConfig(lock="both").locked == ("image", "text") and TuneConfig(lock="image:3").unlocked_blocks == 3
     assert TuneConfig(lock="image").has_features and not TuneConfig(lock="image:1").has_features
     assert not TuneConfig().has_features and not TuneConfig(lock="text", keep_features=False).has_features
+
+
+# --- models between models --------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def tuned(base, tmp_path_factory):
+    run, session = tune(base, tmp_path_factory.mktemp("tuned"), **{"optim.lr": 1e-3})
+    session.train()
+    return run
+
+
+def merge(*arguments):
+    return CliRunner().invoke(app, ["checkpoint", "merge", *map(str, arguments)])
+
+
+def test_alpha_is_the_share_of_the_second_model(tuned, tmp_path):
+    names = f"{tuned.path}@base", f"{tuned.path}@last"
+    states = [load_model(CheckpointStore(tuned).named(which)).model.state_dict() for which in ("base", "last")]
+    for alpha, wanted in (("0", states[0]), ("1", states[1]), ("0.25", None)):
+        done = merge(*names, "--alpha", alpha, "-o", tmp_path / alpha)
+        assert done.exit_code == 0, done.stderr
+        found = load_model(read_checkpoint(tmp_path / alpha)).model.state_dict()
+        for name, tensor in found.items():
+            between = 0.75 * states[0][name] + 0.25 * states[1][name]
+            assert torch.equal(tensor, wanted[name]) if wanted else torch.allclose(tensor, between, atol=1e-6), name
+
+
+def test_several_alphas_are_judged_and_the_best_is_kept(tuned, tmp_path):
+    names = f"{tuned.path}@base", f"{tuned.path}@last"
+    done = merge(*names, "--alpha", 0, 0.5, 1, "-o", tmp_path / "out", "--json")
+    assert done.exit_code == 0, done.stderr
+    document = json.loads(done.stdout)
+    scores = {row["alpha"]: row["score"] for row in document["results"]}
+    assert list(scores) == [0, 0.5, 1] and scores[document["alpha"]] == max(scores.values())
+    assert scores[0] == pytest.approx(rows(tuned, "eval")[0]["score"])
+    shown = merge(*names, "--alpha", 0, 1, "--data", "synthetic:60")
+    assert shown.exit_code == 0 and "best" in shown.stdout and "judge it on others" in shown.stdout
+
+
+def test_one_run_alone_is_averaged_over_its_steps(tuned, tmp_path):
+    assert merge(tuned.path, "-o", tmp_path / "mean").exit_code == 0
+    states = [load_model(one).model.state_dict() for one in CheckpointStore(tuned).all()]
+    found = load_model(read_checkpoint(tmp_path / "mean")).model.state_dict()
+    for name, tensor in found.items():
+        assert torch.allclose(tensor, sum(state[name] for state in states) / len(states), atol=1e-6), name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--alpha", "2", "-o", "x"], "between 0 and 1"),
+        (["--alpha", "half", "-o", "x"], "between 0 and 1"),
+        ([], "nothing to do"),
+        (["-o", "."], "exists already"),
+    ],
+)
+def test_what_cannot_be_merged(tuned, arguments, words):
+    done = merge(f"{tuned.path}@base", f"{tuned.path}@last", *arguments)
+    assert done.exit_code == 2 and words in done.stderr
+
+
+def test_models_of_different_shapes_cannot_be_merged(tuned, tmp_path):
+    other = prepare([Layer("test", {**MICRO, "recipe": "plain", "train.epochs": 1})], tmp_path, name="other")
+    other.train()
+    done = merge(tuned.path, tmp_path / "other", "-o", tmp_path / "out")
+    assert done.exit_code == 3 and "does not fit" in done.stderr and not (tmp_path / "out").exists()

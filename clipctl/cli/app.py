@@ -18,6 +18,7 @@ from clipctl.cli.commands import (
     doctor,
     embed,
     evaluate,
+    merge,
     monitor,
     recommend_device,
     report,
@@ -75,6 +76,7 @@ app.command("train", cls=train.TrainCommand)(train.train)
 checkpoints = typer.Typer(
     cls=Commands, help="List, verify, compare, merge, import and export checkpoints.", no_args_is_help=True
 )
+checkpoints.command("merge", cls=SpreadCommand)(merge.merge)
 for name, command in {**checkpoint.COMMANDS, **convert.COMMANDS}.items():
     checkpoints.command(name, cls=LightCommand)(command)
 app.add_typer(checkpoints, name="checkpoint")

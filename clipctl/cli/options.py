@@ -211,6 +211,12 @@ ExportFormat = Annotated[
     str,
     typer.Option("--to", metavar="NAME", help="transformers, open_clip, both, safetensors, onnx or coreml."),
 ]
+ModelsToMerge = Annotated[list[str], _argument("MODEL...", "Two models, or more; or one run: all its checkpoints.")]
+Alphas = Annotated[
+    list[str] | None, _option("--alpha", "Share of the second model; several are compared.", None, "0.5...")
+]
+DataToMergeBy = Annotated[list[str] | None, _option("--data", "Pictures with captions to judge by.", None, "DATA...")]
+MergedOut = Annotated[Path | None, _option("-o", "Directory for the merged model; must not exist.", None, "DIR")]
 IndexOut = Annotated[Path, _option("-o", "Directory of the index, new or to be refreshed.", None, "INDEX")]
 Index = Annotated[Path, _argument("INDEX", "What clipctl embed made; or, with --model, a folder of pictures.")]
 Queries = Annotated[list[str], _argument("QUERY...", "Words, or a picture file.")]

@@ -41,6 +41,8 @@ def evaluate(
         from clipctl.inference.embedder import load
 
         embedders = [load(name, runs_dir=runs_dir, device=device) for name in (model, *(against or ()))]
+        if not data and not embedders[0].has_data:
+            raise ConfigError(f"{model} has no held-out pictures of its own", "name data: clipctl eval MODEL DATA")
         config = asked if data else embedders[0].config.data
         source, trained_on = opened(config, is_own=not data, of=embedders[0].config.data, tell=tell)
         found, embedded = [], None
