@@ -1,7 +1,15 @@
 """Models from other libraries and for other libraries, with those libraries as the other side of every comparison."""
 
+import hashlib
 import json
+import os
+import signal
+import subprocess
 import sys
+import threading
+import time
+from contextlib import suppress
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from unittest import mock
 
@@ -28,6 +36,7 @@ from clipctl.interop.tokenizer_files import library_tokenizer
 from clipctl.model.clip import Clip
 from clipctl.model.weights import TrainedModel, load_model
 from clipctl.runs.checkpoint import read_checkpoint
+from tests.launcher import launch
 
 transformers.logging.set_verbosity_error()
 transformers.logging.disable_progress_bar()
@@ -350,3 +359,105 @@ def test_hub_names():
 def test_a_name_that_is_nothing_lists_what_a_model_can_be(tmp_path):
     done = run_clipctl("checkpoint", "export", "nothing", "-o", tmp_path / "out", "--runs-dir", tmp_path)
     assert done.exit_code == 2 and "hub" in done.stderr
+
+
+# --- the hub ----------------------------------------------------------------------------------------------------
+
+
+class HubHandler(BaseHTTPRequestHandler):
+    """As much of the hub as its client asks for: what a model has, and its files."""
+
+    directory: Path
+    asked: list[str]
+    COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+    def do_HEAD(self):
+        self._answer(with_body=False)
+
+    def do_GET(self):
+        self._answer(with_body=True)
+
+    def _answer(self, *, with_body):
+        self.asked.append(f"{self.command} {self.path}")
+        name = self.path.split("?")[0].rsplit("/", 1)[-1]
+        file = self.directory / name
+        if self.path.startswith("/api/models/org/clip"):
+            siblings = [{"rfilename": one.name} for one in self.directory.iterdir()]
+            tree = [
+                {"type": "file", "path": one.name, "oid": "0" * 40, "size": one.stat().st_size}
+                for one in self.directory.iterdir()
+            ]
+            facts = {"id": "org/clip", "modelId": "org/clip", "sha": self.COMMIT, "siblings": siblings, "tags": []}
+            self._send(200, json.dumps(tree if "/tree/" in self.path else facts).encode(), with_body=with_body)
+        elif "/resolve/" in self.path and file.is_file():
+            self._send(200, file.read_bytes(), with_body=with_body, etag=hashlib.sha256(name.encode()).hexdigest())
+        else:
+            self._send(404, b"{}", with_body=with_body)
+
+    def _send(self, code, body, *, with_body, etag=None):
+        self.send_response(code)
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
+        if etag:
+            self.send_header("ETag", f'"{etag}"')
+            self.send_header("X-Repo-Commit", self.COMMIT)
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def log_message(self, *_):
+        pass
+
+
+FROM_HUB = """
+import sys, clipctl
+from clipctl.interop import hub
+said = []
+print(hub.download("org/clip", tell=said.append).revision)
+print(clipctl.load("org/clip").embed_texts(["a red cat"]).shape, len(said))
+"""
+
+
+def test_a_model_from_the_hub_is_downloaded_once_and_pinned(foreign, tmp_path):
+    handler = type("Handler", (HubHandler,), {"directory": foreign[0], "asked": []})
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    address = f"http://127.0.0.1:{server.server_port}"
+    env = {**os.environ, "HF_ENDPOINT": address, "HF_HOME": str(tmp_path), "HF_HUB_DISABLE_XET": "1"}
+    try:
+        done = subprocess.run([sys.executable, "-c", FROM_HUB], env=env, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert HubHandler.COMMIT in done.stdout and "(1, 32)" in done.stdout
+        downloads = [one for one in handler.asked if one.startswith("GET") and one.endswith("model.safetensors")]
+        assert len(downloads) == 1
+    finally:
+        server.shutdown()
+    # Without a network, what was downloaded is used.
+    again = subprocess.run([sys.executable, "-c", FROM_HUB], env=env, capture_output=True, text=True)
+    assert again.returncode == 0, again.stderr
+    assert HubHandler.COMMIT in again.stdout
+
+
+# --- killed in the middle ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("command", [["import"], ["export", "--to", "both"], ["export", "--to", "safetensors"]])
+def test_killed_at_any_moment_the_target_is_whole_or_absent(tmp_path, command):
+    """Several moments, spread over what the command takes."""
+    source = tmp_path / "source"
+    foreign_clip(source, TOKENIZERS["words"](), num_hidden_layers=6)
+    before = {file.name: file.read_bytes() for file in source.iterdir()}
+    seen = set()
+    for number in range(6):
+        target = tmp_path / f"out-{number}"
+        program = launch("clipctl", "checkpoint", *command, str(source), "-o", str(target))
+        time.sleep(0.4 + 0.35 * number)
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
+        seen.add(target.exists())
+        if target.exists():
+            model = recognise(target, Hints()).load() if "both" in command else load_model(read_checkpoint(target))
+            assert model.config.model.image.depth == 6
+    assert {file.name: file.read_bytes() for file in source.iterdir()} == before
+    assert seen, "no moment was tried"

@@ -19,8 +19,13 @@ from clipctl.hardware.profile import Machine
 from clipctl.inference.gallery import open_gallery
 from clipctl.inference.refresh import refresh
 from clipctl.inference.suspects import Suspicion
+from clipctl.interop.card import Card
+from clipctl.interop.export import export_libraries
+from clipctl.interop.hub import Download
 from clipctl.model import cost
+from clipctl.model.weights import load_model, save_model
 from clipctl.runs.rundir import RunDir
+from clipctl.runs.store import CheckpointStore
 from clipctl.training.plan import make_plan
 from tests.conftest import MICRO, train
 
@@ -44,6 +49,7 @@ def runs(tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     run = RunDir.create(root, "tiny", "20261115-141503-tiny-a1f3")
     train(make_plan(resolve([Layer("test", MICRO)])), run)
+    save_model(load_model(CheckpointStore(run).named("last")), run.base_dir, name="base", facts={})
     run.write_status("stopped", attempt=1, step=6, total_steps=6)
     run.release()
     shutil.copytree(run.path, root / "20261116-090000-tiny-b2e4", ignore=shutil.ignore_patterns("run.lock"))
@@ -60,7 +66,10 @@ def place(runs, tmp_path_factory):
         source.square(number, 32).save(place / "photos" / f"{number}.jpg")
     source.square(0, 32).save(place / "holiday.jpg")
     rows = "".join(f"photos/{number}.jpg,{source.captions(number)[0]!r}\n" for number in range(24))
-    (place / "test.csv").write_text(f"filepath,caption\n{rows}")
+    for name in ("test.csv", "captions.csv"):
+        (place / name).write_text(f"filepath,caption\n{rows}")
+    found = load_model(CheckpointStore(RunDir.find(runs, "a1f3")).named("last"))
+    export_libraries(found, place / "hub", ("transformers",), Card("hub", "a run"))
     model = clipctl.load("a1f3", runs_dir=runs)
     refresh(place / "photos.index", model, open_gallery([str(place / "photos")]), ["photos"])
     return place
@@ -68,7 +77,11 @@ def place(runs, tmp_path_factory):
 
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp_path):
-    uses = {"search", "embed", "classify", "eval", "browse", "report", "export", "suspects", "test.csv"}
+    uses = {"search", "embed", "classify", "eval", "browse", "report", "export", "merge", "suspects"}
+    uses |= {"test.csv", "captions.csv"}
+    monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(place / "hub", "0123abcd"))
+    for made in ("my-clip", "merged"):
+        shutil.rmtree(place / made, ignore_errors=True)
     is_use = bool(uses & set(command.split()))
     monkeypatch.chdir(place if is_use else tmp_path if "--svg" in command else ROOT)
     monkeypatch.setenv("CLIPCTL_RUNS", str(runs))

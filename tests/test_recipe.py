@@ -24,6 +24,7 @@ from clipctl.runs.store import CheckpointStore
 from clipctl.training import recipe
 from clipctl.training.deadline import LEAVING_S, Deadline
 from clipctl.training.pace import Pace, measure_pace
+from clipctl.training.plan import make_plan
 from clipctl.training.recipe import ENOUGH_PASSES, RUNGS, data_settings
 from clipctl.training.session import prepare, resume_run
 from tests.conftest import MICRO
@@ -362,3 +363,9 @@ def test_patience_ends_a_run_that_no_longer_improves(shapes, tmp_path):
     assert metrics.read_rows(session.run.metrics_file)
     last = CheckpointStore(session.run).last()
     assert last is not None and last.step == evaluated[-1]["step"]
+
+
+@pytest.mark.parametrize(("lr", "is_noted"), [(1.0, True), (5e-3, False)])
+def test_a_rate_far_above_the_usual_one_is_noted_before_the_run_starts(lr, is_noted):
+    plan = make_plan(resolve([Layer("test", {**MICRO, "optim.lr": lr})]))
+    assert any("times the usual" in note for note in plan.notes) == is_noted

@@ -22,7 +22,7 @@ from clipctl.interop.models import load_any
 from clipctl.model.encoder import Encoder
 from clipctl.model.weights import Identity, TrainedModel, identify, load_model
 from clipctl.runs.checkpoint import Checkpoint
-from clipctl.runs.rundir import RunDir, runs_root
+from clipctl.runs.rundir import runs_root
 
 BATCH_SIZE = 64
 
@@ -50,11 +50,6 @@ class Embedder:
         place = open_device(device)
         encoder = Encoder(model.place(place.image, place.text), place)
         return cls(encoder, tokenizers.from_dict(tokenizer), config, identity)
-
-    @property
-    def has_data(self) -> bool:
-        """Whether it is of a run, which has pictures of its own."""
-        return RunDir.is_run(Path(self.identity.path).parent.parent)
 
     @property
     def dimensions(self) -> int:

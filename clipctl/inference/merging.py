@@ -42,7 +42,7 @@ def data_to_judge_by(models: Sequence[Found], places: Sequence[str] | None) -> S
     """What was given, or what the last model's run held out."""
     if places:
         return open_held_out(resolve([Layer("--data", {"data.source": list(places)})]).data)
-    runs = [one for one in models if one.is_from_run]
+    runs = [one for one in models if one.identity.is_of_run]
     if not runs:
         raise ConfigError("these models have no held-out pictures of their own", "pass --data DATA")
     return read_data(runs[-1].model.config.data).val

@@ -28,7 +28,7 @@ from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training.journal import Nobody, Progress
 from clipctl.training.plan import make_plan
-from clipctl.training.session import Session
+from clipctl.training.session import Session, base_of
 
 DUPLICATE = 0.995  # cosine of two thumbnails, from which on pictures look the same
 _FOLD_SALT = 0xF01D
@@ -164,6 +164,7 @@ def _by_folds(checkpoint: Checkpoint, data: Data, folds: int, tell: Tell, progre
     # By the picture's content: equal pictures are in the same fold.
     fold_of = mix(whole.picture_keys, _FOLD_SALT) % np.uint64(folds)
     config, tokenizer = load_model(checkpoint)[1:]
+    base = base_of(RunDir(checkpoint.path.absolute().parents[1]), config)
     what = f"{checkpoint.manifest.run_id} {checkpoint.step} {whole.fingerprint} {folds}"
     root = cache_dir("folds") / sha256(what.encode()).hexdigest()[:20]
     suspects = []
@@ -175,7 +176,8 @@ def _by_folds(checkpoint: Checkpoint, data: Data, folds: int, tell: Tell, progre
         status = run.status() if run.path.is_dir() else None
         if status is None or status.state != "finished":
             files.delete(run.path)
-            plan = make_plan(config, tokenizer=tokenizers.from_dict(tokenizer), found=Data(rest, source, data.words))
+            found = Data(rest, source, data.words)
+            plan = make_plan(config, tokenizer=tokenizers.from_dict(tokenizer), found=found, base=base)
             try:
                 Session(plan, root, run.name).train(_Teller(tell, f"training without fold {fold + 1} of {folds}"))
             except Stopped as error:

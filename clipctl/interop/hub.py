@@ -1,6 +1,5 @@
 """Models from the Hugging Face hub, by name: downloaded once, resumed if interrupted, pinned to a commit."""
 
-import os
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,8 +29,6 @@ def download(text: str, revision: str | None = None, tell: Tell = silent) -> Dow
     name, _, wanted = text.removeprefix(PREFIX).partition("@")
     hub = _package()
     tell(f"looking for {name} on the hub")
-    if not (os.environ.get("CLIPCTL_DEBUG") or os.environ.get("HF_HUB_VERBOSITY")):
-        hub.logging.set_verbosity_error()
     try:
         facts = hub.HfApi().model_info(name, revision=revision or wanted or None, timeout=20)
         commit, files = str(facts.sha), {one.rfilename for one in facts.siblings}
@@ -40,9 +37,24 @@ def download(text: str, revision: str | None = None, tell: Tell = silent) -> Dow
     weights = next((one for one in _WEIGHTS if one in files), None)
     if weights is None:
         raise DataError(f"{name} on the hub has no CLIP weights that clipctl reads ({', '.join(_WEIGHTS)})")
-    tell(f"downloading {name}: {weights}")
-    path = hub.snapshot_download(name, revision=commit, allow_patterns=[*_SETTINGS, weights])
+    try:
+        path = hub.snapshot_download(
+            name, revision=commit, allow_patterns=[*_SETTINGS, weights], tqdm_class=_bar(hub, name, tell)
+        )
+    except Exception as error:  # as above; what is on disk stays, and the next try goes on from there
+        return _kept(hub, name, commit, error)
     return Download(Path(path), commit)
+
+
+def _bar(hub: Any, name: str, tell: Tell) -> type:
+    """The package's progress bar, which tells instead of drawing."""
+
+    class Told(hub.utils.tqdm):  # type: ignore[misc]
+        def display(self, *_: Any, **__: Any) -> None:
+            if self.total and self.unit == "B":
+                tell(f"downloading {name}: {self.n / 1e6:,.0f} of {self.total / 1e6:,.0f} MB")
+
+    return Told
 
 
 def _kept(hub: Any, name: str, revision: str | None, reason: Exception) -> Download:
@@ -61,9 +73,6 @@ def _kept(hub: Any, name: str, revision: str | None, reason: Exception) -> Downl
 def _package() -> Any:
     try:
         import huggingface_hub
-        from huggingface_hub.utils import logging
-
-        huggingface_hub.logging = logging
     except ImportError:
         raise DataError(
             "a model from the hub needs the huggingface-hub package, which is not installed",

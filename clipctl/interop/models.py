@@ -28,11 +28,6 @@ class Found(NamedTuple):
     revision: str | None = None  # of a model from the hub
     metrics: Mapping[str, float] = {}  # on held-out pictures, if it was trained here
 
-    @property
-    def is_from_run(self) -> bool:
-        """Whether it is a checkpoint of a run, which has data of its own."""
-        return RunDir.is_run(Path(self.identity.path).parent.parent)
-
 
 def load_any(root: Path, text: str, hints: Hints | None = None, *, default: str = "best", tell: Tell = silent) -> Found:
     """The model that `text` names. `default`: which checkpoint of a run that is named alone."""

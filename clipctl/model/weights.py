@@ -35,12 +35,16 @@ class Identity(NamedTuple):
     path: str  # where it was loaded from
     fingerprint: str  # sha256 of its weights
 
+    @property
+    def is_of_run(self) -> bool:
+        """Whether it is a checkpoint of a run, which has data of its own."""
+        return RunDir.is_run(Path(self.path).parent.parent)
+
 
 def identify(checkpoint: Checkpoint) -> Identity:
     path = checkpoint.path.absolute()
-    run = path.parent.parent
-    name = f"{run.name}@{checkpoint.step}" if RunDir.is_run(run) else path.name
-    return Identity(name, str(path), checkpoint.manifest.files[MODEL].sha256)
+    found = Identity(path.name, str(path), checkpoint.manifest.files[MODEL].sha256)
+    return found._replace(name=f"{path.parent.parent.name}@{checkpoint.step}") if found.is_of_run else found
 
 
 def load_model(checkpoint: Checkpoint) -> TrainedModel:

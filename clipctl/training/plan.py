@@ -27,6 +27,7 @@ from clipctl.model.forecast import CostModel, Estimate, with_margin
 from clipctl.model.workload import Setting, Workload
 from clipctl.progress import Tell, silent
 from clipctl.training.choice import AS_ASKED, Choice, Decision, decide
+from clipctl.training.tuning import usual_rate
 
 # What preparing a batch takes besides the step, as measured on 2 cores: per batch, and per pixel that is augmented.
 BATCH_S, PIXEL_S = 0.6e-3, 24e-9
@@ -34,6 +35,7 @@ VIEW_S = 20e-6  # per picture, if it is augmented on the device
 FORWARD_SHARE = 1 / 3  # of a training step: a backward pass costs two forward passes
 START_S = 2.0  # from a plan to the first step, and from the last one to the prompt
 SAVE_S, SAVE_BYTES_PER_S = 0.05, 300e6
+RECIPE_LR = 2e-3  # the highest rate that a recipe chooses
 # Decoded pictures may take this share of the free memory, or of the free disk.
 PICTURE_CACHE_SHARE = 0.25
 PICTURE_DISK_SHARE = 0.2
@@ -245,7 +247,7 @@ def make_plan(
     if config.runtime.compile:
         check_compiler(device)
         notes.append("the first step compiles, for up to a minute; forecasts are of steps that are not compiled")
-    notes += _warmup_notes(config.optim, schedule.total_steps)
+    notes += [*_rate_notes(config, base), *_warmup_notes(config.optim, schedule.total_steps)]
 
     side_px = kept_side(config.model.image.size_px, drawn=found.train.is_drawn)
     cache = _choose_cache(config.runtime.cache, found.train, side_px)
@@ -410,6 +412,19 @@ def _caption_notes(asked: TrainConfig, tokenizer: Tokenizer, fit: CaptionFit, ca
     if fit.cut:
         notes.append(words_cut(fit.cut, captions, tokenizer))
     return notes
+
+
+HIGH_RATE = 10.0  # times the usual one
+
+
+def _rate_notes(config: TrainConfig, base: Found | None) -> list[str]:
+    """Whoever sets a rate far above the usual one should know."""
+    preset = layers.resolve([Layer("preset", {"preset": config.preset})]).optim.lr
+    usual = usual_rate(base, config.tune)[0] if base is not None else max(preset, RECIPE_LR)
+    if config.optim.lr <= HIGH_RATE * usual:
+        return []
+    times = config.optim.lr / usual
+    return [f"learning rate {config.optim.lr:g} is {times:,.0f} times the usual {usual:g}: expect it to diverge"]
 
 
 def _warmup_notes(optim: OptimConfig, total_steps: int) -> list[str]:

@@ -21,13 +21,13 @@ from clipctl.model import cost
 from clipctl.model.forecast import Estimate
 from clipctl.progress import Tell, silent
 from clipctl.training.pace import Pace, measure_pace
-from clipctl.training.plan import FORWARD_SHARE, START_S, TrainPlan, make_plan
+from clipctl.training.plan import FORWARD_SHARE, RECIPE_LR, START_S, TrainPlan, make_plan
 from clipctl.training.tuning import tuning_settings
 
 # --- what the data decide ----------------------------------------------------------------------------------------
 
 MAX_BATCH, MIN_BATCH, MIN_STEPS_PER_EPOCH = 512, 16, 4
-PEAK_LR, LEAST_LR = 2e-3, 1e-3
+PEAK_LR, LEAST_LR = RECIPE_LR, 1e-3
 REPEATED_SHARE = 0.1  # of pictures that share a caption, from which on a loss between them pays
 
 
@@ -187,7 +187,7 @@ class _Planner:
     def _in_time(self) -> TrainPlan:
         if not self.ladder:
             plan = self._make({})
-            return self._timed(plan, self._pace(plan))
+            return self._timed_in_few_views(plan, self._pace(plan))
         first = min(FIRST_RUNG, len(self.ladder) - 1)
         plan = self._make(self.ladder[first].settings())
         pace = self._pace(plan)
@@ -200,6 +200,15 @@ class _Planner:
             plan = self._make(self.ladder[chosen].settings())
             pace = self._pace(plan)
         return self._timed(plan, pace)
+
+    def _timed_in_few_views(self, plan: TrainPlan, pace: Pace) -> TrainPlan:
+        """Features of more views than there is time for epochs would be computed for nothing."""
+        timed, views = self._timed(plan, pace), plan.config.tune.views
+        if not plan.config.tune.has_features or views is None or views <= timed.schedule.epochs:
+            return timed
+        fewer = timed.schedule.epochs
+        sooner = replace(pace, first_picture_s=pace.first_picture_s * fewer / views)
+        return self._timed(self._make({"tune.views": fewer}), sooner)
 
     def _pace(self, plan: TrainPlan) -> Pace:
         """Measured, unless the time is too short by far for what is forecast; a forecast can be wrong too."""

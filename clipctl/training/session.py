@@ -6,6 +6,7 @@ The command line renders what happens here; a Python program that calls it gets 
     summary = session.train()
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -75,7 +76,9 @@ class Session:
         """The session with its run directory: made now if the run is new."""
         if self.run is not None:
             return self
-        return replace(self, run=RunDir.create(self.root, self.plan.config.preset, self.name))
+        base, preset = self.plan.base, self.plan.config.preset
+        word = re.sub(r"[^\w.-]+", "-", base.identity.name)[:40].strip("-.") if base else preset
+        return replace(self, run=RunDir.create(self.root, word or preset, self.name))
 
     def train(self, watcher: Watcher | None = None) -> TrainSummary:
         """Carry out the plan. Ctrl-C and SIGTERM finish the step, save and raise Stopped."""
@@ -159,7 +162,7 @@ def resume_run(
     notes: list[str] = []
     checkpoint = _choose(CheckpointStore(run), which, notes)
     if checkpoint is None:
-        plan = make_plan(config, base=_base_of(run, config), tell=tell)  # nothing is lost if it is made otherwise now
+        plan = make_plan(config, base=base_of(run, config), tell=tell)  # nothing is lost if it is made otherwise now
         notes += compare_settings(layers.resolve([saved]), config, asked, allow_change=allow_change)
         return Session(plan, root, run=run, notes=tuple(notes))
     facts = checkpoint.read_state()
@@ -173,7 +176,7 @@ def resume_run(
     is_same = config.data.tokenizer == before.data.tokenizer and config.model.text == before.model.text
     environment = run.read_environment()
     tokenizer = saved_tokenizer if is_same else None
-    base = _base_of(run, config)
+    base = base_of(run, config)
     plan = make_plan(config, before=setting_of(environment), tokenizer=tokenizer, tell=tell, base=base)
     if fingerprint != plan.data.fingerprint and not allow_change:
         raise DataError(
@@ -184,7 +187,7 @@ def resume_run(
     return Session(plan, root, run=run, checkpoint=checkpoint, notes=tuple(notes))
 
 
-def _base_of(run: RunDir, config: TrainConfig) -> Found | None:
+def base_of(run: RunDir, config: TrainConfig) -> Found | None:
     """The model that a run started from: its own copy, or, if it was killed before it had one, where it was found."""
     if config.tune.base is None:
         return None

@@ -63,14 +63,14 @@ def tuning_settings(traits: Traits, base: Found, asked: TuneConfig, keys: set[st
     if not tune.is_partial and max(model.image.depth, model.text.depth) >= DEEP:
         values["tune.layer_decay"] = LAYER_DECAY
         words.append(f"each block learns at {LAYER_DECAY:g} of the rate of the one above it")
-    values["optim.lr"], why = _rate(base, tune)
+    values["optim.lr"], why = usual_rate(base, tune)
     epochs = max(MIN_EPOCHS, min(MAX_EPOCHS, PASSES // max(1, pictures)))
     values["train.epochs"] = epochs
     words.append(f"learning rate {values['optim.lr']:g}: {why}; warm-up over a tenth of the steps; weight decay 0.1")
     return values, words
 
 
-def _rate(base: Found, tune: TuneConfig) -> tuple[float, str]:
+def usual_rate(base: Found, tune: TuneConfig) -> tuple[float, str]:
     """The peak learning rate, and why."""
     if tune.lora is not None:
         return LORA_LR, "LoRA starts at zero"

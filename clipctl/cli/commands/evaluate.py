@@ -41,7 +41,7 @@ def evaluate(
         from clipctl.inference.embedder import load
 
         embedders = [load(name, runs_dir=runs_dir, device=device) for name in (model, *(against or ()))]
-        if not data and not embedders[0].has_data:
+        if not data and not embedders[0].identity.is_of_run:
             raise ConfigError(f"{model} has no held-out pictures of its own", "name data: clipctl eval MODEL DATA")
         config = asked if data else embedders[0].config.data
         source, trained_on = opened(config, is_own=not data, of=embedders[0].config.data, tell=tell)
