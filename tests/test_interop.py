@@ -244,6 +244,14 @@ def test_openai_vocabulary_is_split_as_open_clip_does(open_clip, tmp_path):
         assert ours.encode(caption).tolist() == theirs([caption])[0].tolist(), caption
 
 
+def test_a_model_from_elsewhere_is_judged_on_data_that_are_named(foreign):
+    alone = run_clipctl("eval", foreign[0])
+    assert alone.exit_code == 2 and "no held-out pictures of its own" in alone.stderr
+    judged = run_clipctl("eval", foreign[0], "synthetic:60", "--json")
+    assert judged.exit_code == 0, judged.stderr
+    assert 0 <= json.loads(judged.stdout)["i2t_r1"] <= 1
+
+
 def test_import_makes_a_model_of_our_own(foreign, tmp_path):
     directory, _ = foreign
     done = run_clipctl("checkpoint", "import", directory, "-o", tmp_path / "mine", "--json")

@@ -16,42 +16,35 @@ _EPS = 1e-5  # of every norm
 _BICUBIC = 3  # as Pillow counts
 
 # What a value must be, if it is there, for the model to be one of ours.
-_PLAIN_VISION = {
+_PLAIN_TOWER = {
     "ls_init_value": None,
+    "final_ln_after_pool": False,
+    "act_kwargs": None,
+    "norm_kwargs": None,
+    "qk_norm": False,
+    "scaled_cosine_attn": False,
+    "scale_heads": False,
+    "scale_attn_inner": False,
+    "scale_attn": False,
+    "scale_fc": False,
+    "mlp_ratio": float(MLP_RATIO),
+}
+_PLAIN_VISION = {
+    **_PLAIN_TOWER,
     "attentional_pool": False,
     "no_ln_pre": False,
     "pos_embed_type": "learnable",
-    "final_ln_after_pool": False,
     "pool_type": "tok",
-    "act_kwargs": None,
-    "norm_kwargs": None,
-    "qk_norm": False,
-    "scaled_cosine_attn": False,
-    "scale_heads": False,
-    "scale_attn_inner": False,
-    "scale_attn": False,
-    "scale_fc": False,
     "timm_model_name": None,
-    "mlp_ratio": float(MLP_RATIO),
 }
 _PLAIN_TEXT = {
-    "ls_init_value": None,
+    **_PLAIN_TOWER,
     "embed_cls": False,
     "no_causal_mask": False,
-    "final_ln_after_pool": False,
     "pool_type": "argmax",
     "proj_bias": False,
     "proj_type": "linear",
-    "act_kwargs": None,
-    "norm_kwargs": None,
-    "qk_norm": False,
-    "scaled_cosine_attn": False,
-    "scale_heads": False,
-    "scale_attn_inner": False,
-    "scale_attn": False,
-    "scale_fc": False,
     "hf_model_name": None,
-    "mlp_ratio": float(MLP_RATIO),
 }
 
 
