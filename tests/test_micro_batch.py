@@ -11,6 +11,7 @@ from clipctl.data.batch import Batch
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware.devices import open_device
 from clipctl.model.towers import ImageTower
+from clipctl.model.workload import Setting, Workload
 from clipctl.runs import metrics
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
@@ -18,6 +19,7 @@ from clipctl.training.plan import make_plan
 from clipctl.training.session import resume_run
 from clipctl.training.state import fresh_state
 from clipctl.training.step import gradients, train_step
+from clipctl.training.trial import time_steps
 from tests.conftest import MICRO, train
 from tests.test_training import rows, weights
 
@@ -134,6 +136,24 @@ def test_out_of_memory_halves_the_micro_batch_and_redoes_the_step(monkeypatch, e
     assert state.micro_batch == PAIRS // 2 // 2 and state.step == 1
     for name, tensor in plain.model.state_dict().items():
         assert torch.allclose(tensor, state.model.state_dict()[name], atol=1e-6), name
+
+
+def in_parts(pairs, micro_batch):
+    return Workload.of(config(**{"train.batch_size": pairs, "train.micro_batch": micro_batch}), 9)
+
+
+def test_a_trial_makes_its_steps_in_the_micro_batches_of_its_workload(monkeypatch):
+    seen, plain = [], ImageTower.forward
+    monkeypatch.setattr(ImageTower, "forward", lambda tower, images: seen.append(len(images)) or plain(tower, images))
+    time_steps(config(), in_parts(7, 3), [Setting("cpu", "fp32", 1)], limit_s=0.0, min_samples=1)
+    assert seen[:6] == [3, 3, 1] * 2 and set(seen) == {3, 1}
+
+
+@pytest.mark.parametrize("micro_batch", [None, 3])
+def test_a_trial_that_runs_out_of_memory_is_not_timed_in_smaller_micro_batches(monkeypatch, micro_batch):
+    OutOfMemory(monkeypatch, 2)
+    with pytest.raises(torch.OutOfMemoryError):
+        time_steps(config(), in_parts(6, micro_batch), [Setting("cpu", "fp32", 1)], limit_s=0.0)
 
 
 def test_other_errors_are_not_taken_for_it(monkeypatch):

@@ -102,7 +102,14 @@ def time_steps(
 
 
 def _stepper(state: TrainState, batch: Batch) -> Callable[[], object]:
-    return lambda: train_step(state, batch, lr=_TRIAL_LR)
+    micro_batch = state.micro_batch
+
+    def step() -> None:
+        train_step(state, batch, lr=_TRIAL_LR)
+        if state.micro_batch != micro_batch:  # a training would go on in smaller ones; that is not what is timed
+            raise torch.OutOfMemoryError("out of memory")
+
+    return step
 
 
 def sample_of(setting: Setting, workload: Workload, timing: Timing, peak_bytes: int | None = None) -> StepSample:
