@@ -22,12 +22,13 @@ from clipctl.bench.recommend import BANDS, model_of_size, profile_of
 from clipctl.bench.results import BenchResult, BenchRow, Overhead, Peak, compare, load_result, save_result
 from clipctl.bench.steps import CALIBRATION, StepProbe
 from clipctl.cli.app import app
+from clipctl.cli.views import bench as bench_view
 from clipctl.config.quantities import parse_bytes, parse_counts
 from clipctl.errors import DataError
 from clipctl.hardware.devices import open_device
 from clipctl.hardware.profile import Machine, load_profile
 from clipctl.model import cost
-from clipctl.model.forecast import CostModel
+from clipctl.model.forecast import TRAINER_BYTES, CostModel
 from clipctl.model.workload import Setting
 from tests.launcher import launch
 
@@ -98,18 +99,31 @@ def test_what_is_no_memory_size_is_refused(text):
         parse_bytes(text)
 
 
-def test_values_after_one_option_belong_to_it(monkeypatch):
-    asked = []
+@pytest.fixture
+def asked(monkeypatch):
+    """What would have been measured."""
+    requests = []
 
     def end_here(request, tell):
-        asked.append(request)
+        requests.append(request)
         raise DataError("that is all")
 
     monkeypatch.setattr(measure, "bench", end_here)
+    return requests
+
+
+def test_values_after_one_option_belong_to_it(asked):
     for arguments in (["--sizes", "1e6", "1e7"], ["--sizes", "1e6", "--sizes", "1e7"], ["--sizes=1e6,1e7"]):
         invoke("bench", *arguments, "--dtypes", "fp32", "bf16")
     assert [request.sizes for request in asked] == [(10**6, 10**7)] * 3
     assert all(request.dtypes == ("fp32", "bf16") and "step" not in request.suites for request in asked)
+
+
+def test_every_batch_is_timed_in_every_micro_batch(asked):
+    invoke("bench", "--model", "tiny", "--batch-sizes", "32", "64", "--micro-batch", "8", "16")
+    invoke("bench", "--model", "tiny", "--batch-sizes", "32")
+    probes = [[(probe.batch_size, probe.micro_batch) for (probe,) in request.groups] for request in asked]
+    assert probes == [[(32, 8), (32, 16), (64, 8), (64, 16)], [(32, None)]]
 
 
 @pytest.mark.parametrize(
@@ -121,6 +135,11 @@ def test_values_after_one_option_belong_to_it(monkeypatch):
         (["--dtypes", "fp8"], "--dtypes 'fp8' is not one of fp32, bf16, fp16"),
         (["--model", "giant"], "--model 'giant' is not one of"),
         (["--batch-sizes", "8"], "--batch-sizes needs --model"),
+        (["--micro-batch", "4"], "--micro-batch needs --model"),
+        (["--model", "tiny", "--micro-batch", "9"], "--micro-batch 9 is larger than a batch of 8"),
+        (["--model", "tiny", "--batch-sizes", "4", "64", "--micro-batch", "8"], "is larger than a batch of 4"),
+        (["--model", "tiny", "--micro-batch", "0"], "--micro-batch must be above zero"),
+        (["--model", "tiny", "--micro-batch", "some"], "--micro-batch must be a whole number"),
         (["--devices", "gpu"], "unknown device 'gpu'"),
         (["--devices", "cpu", "cpu"], "a device is named twice"),
         (["--format", "xml"], "--format must be one of table, md, csv, json"),
@@ -185,9 +204,7 @@ def test_other_forms_hold_the_same_rows(saved, format):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sys, "stdout", output)
         patch.setenv("COLUMNS", "80")
-        from clipctl.cli.views import bench as view
-
-        view.show(result, format)
+        bench_view.show(result, format)
     text = output.getvalue()
     if format == "csv":
         assert len(list(csv.DictReader(io.StringIO(text)))) == len(result.results)
@@ -273,6 +290,31 @@ def test_a_step_is_measured_in_a_process_of_its_own_and_kept():
     (found,) = results.rows
     assert found.operation == "tiny" and found.peak_bytes > 50e6 and found.workload["model"]["model.image.width"] == 128
     assert any(sample.workload["batch_size"] == 2 and sample.peak_bytes for sample in load_profile().steps)
+
+
+def test_a_step_in_micro_batches_is_measured_and_answers_for_itself():
+    probe = StepProbe("tiny", 6, micro_batch=2)
+    (found,) = steps.measure_probes([(probe,)], ["fp32"], ["cpu"], 1, []).rows
+    assert (found.operation, found.size, found.workload["micro_batch"]) == ("tiny in micro-batches of 2", 6, 2)
+    model, setting = CostModel(load_profile()), Setting("cpu", "fp32", 1)
+    for micro_batch, is_measured in ((2, True), (3, False), (None, False)):
+        workload = replace(probe.workload, micro_batch=micro_batch)
+        estimates = model.step_s(setting, workload), model.memory(setting, workload)[1]
+        assert [one.basis == "measured" for one in estimates] == [is_measured] * 2
+        assert (estimates[1].value == found.peak_bytes + TRAINER_BYTES) == is_measured
+
+
+def test_a_micro_batch_as_large_as_the_batch_is_the_whole_batch():
+    whole, part = StepProbe("tiny", 4), StepProbe("tiny", 4, micro_batch=4)
+    assert (part.name, part.workload) == ("tiny", whole.workload)
+
+
+def test_long_names_of_steps_leave_the_table_in_80_columns():
+    named = {"operation": "small 3+1 in micro-batches of 128", "peak_bytes": 2**30, "suite": "step"}
+    result = BenchResult(Machine.here(), [replace(row("step", 1024, 123.4, gflops=123.4), **named)])
+    header, name, figures = bench_view._step_table(result).plain.splitlines()
+    assert name == named["operation"] and figures.split()[0] == "1024" and len(figures) <= 80
+    assert header.index("batch") + len("batch") == figures.index("1024") + len("1024")
 
 
 def test_groups_take_turns_each_in_one_process():

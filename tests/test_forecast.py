@@ -202,6 +202,12 @@ def test_a_model_survives_being_kept():
     assert Workload.from_dict(json.loads(json.dumps(one.to_dict()))) == one
 
 
+def test_a_micro_batch_that_is_the_whole_batch_is_none():
+    parts = replace(workload("tiny", 16), micro_batch=8)
+    assert replace(parts, micro_batch=16) == workload("tiny", 16)
+    assert parts.cut(batch_size=8) == workload("tiny", 8).cut() and parts.cut(batch_size=9).micro_batch == 8
+
+
 def test_samples_that_this_version_does_not_understand_are_left_out():
     strange = replace(sample(MEASURED[0]), workload={"model": {"model.image.wings": 2}})
     assert cost_model([strange]).step_s(FP32, TARGETS[0]).basis == "prior"

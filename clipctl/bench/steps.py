@@ -26,19 +26,22 @@ PROMISING = 1.2  # another precision is stepped through if its products are this
 
 @dataclass(frozen=True)
 class StepProbe:
-    """A preset at a batch size, whole or cut to fewer blocks."""
+    """A preset at a batch size, whole or cut to fewer blocks, at once or in micro-batches."""
 
     preset: str
     batch_size: int
     depths: tuple[int, int] | None = None  # image and text blocks; None: all
+    micro_batch: int | None = None  # None: the whole batch at once
 
     @property
     def name(self) -> str:
-        return self.preset if self.depths is None else f"{self.preset} {self.depths[0]}+{self.depths[1]}"
+        model = self.preset if self.depths is None else f"{self.preset} {self.depths[0]}+{self.depths[1]}"
+        micro_batch = self.workload.micro_batch
+        return f"{model} in micro-batches of {micro_batch}" if micro_batch else model
 
     @property
     def config(self) -> TrainConfig:
-        values = {"preset": self.preset, "train.batch_size": self.batch_size}
+        values = {"preset": self.preset, "train.batch_size": self.batch_size, "train.micro_batch": self.micro_batch}
         if self.depths:
             values |= {"model.image.depth": self.depths[0], "model.text.depth": self.depths[1]}
         config = resolve([Layer("bench", values)])
@@ -48,7 +51,7 @@ class StepProbe:
     @property
     def workload(self) -> Workload:
         config = self.config
-        return Workload(config.model, self.batch_size, min(ASSUMED_TEXT_TOKENS, config.model.text.context))
+        return cost.workload_of(config, min(ASSUMED_TEXT_TOKENS, config.model.text.context))
 
 
 # What forecasts are calibrated with: small and wide models, small and large batches, few and many weights. Wide models

@@ -268,6 +268,9 @@ Models = Annotated[list[str] | None, _option("--model", "Presets to time trainin
 BatchSizes = Annotated[
     list[str] | None, _option("--batch-sizes", "Batch sizes for --model; default: 8.", _MEASURE, "N...")
 ]
+MicroBatches = Annotated[
+    list[str] | None, _option("--micro-batch", "Steps in micro-batches of N pairs.", _MEASURE, "N...")
+]
 Format = Annotated[
     str, typer.Option("--format", metavar="NAME", help="table, md, csv or json.", rich_help_panel=_OUTPUT)
 ]

@@ -101,11 +101,16 @@ def plain(text: str, style: str = "") -> Text:
 
 
 def aligned(rows: "Sequence[tuple[str, ...]]", styles: "Sequence[str] | None" = None) -> Text:
-    """Columns, the first one to the left, the others to the right, the last one as it comes. By hand, because a Rich
-    table of 200 rows takes a quarter of a second."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    """Columns, the first one to the left, the others to the right, the last one as it comes. A cell alone in its row
+    crosses all columns. By hand, because a Rich table of 200 rows takes a quarter of a second."""
+    whole = [row for row in rows if len(row) > 1]
+    widths = [max(len(row[column]) for row in whole) for column in range(len(rows[0]))]
     lines = []
-    for (first, *cells, last), style in zip(rows, styles or ["bold", *[""] * (len(rows) - 1)], strict=True):
+    for row, style in zip(rows, styles or ["bold", *[""] * (len(rows) - 1)], strict=True):
+        if len(row) == 1:
+            lines.append(plain(row[0], style=style))
+            continue
+        first, *cells, last = row
         middle = "".join(f"  {cell:>{width}}" for cell, width in zip(cells, widths[1:-1], strict=True))
         lines.append(plain(f"{first:<{widths[0]}}{middle}  {last}".rstrip(), style=style))
     return Text("\n").join(lines)

@@ -39,12 +39,12 @@ def image_parameters(tower: ImageTowerConfig, embed_dim: int) -> int:
 
 def workload_of(config: TrainConfig, text_tokens: int) -> Workload:
     """One step of a training."""
-    batch_size, micro_batch = config.train.batch_size, config.train.micro_batch
+    loop = config.train
     return Workload(
         config.model,
-        batch_size,
+        loop.batch_size,
         text_tokens,
-        micro_batch if micro_batch and micro_batch < batch_size else None,
+        loop.micro_batch,
         config.runtime.recompute,
         trained_parameters(config) / parameters(config.model),
         image_share=_tower_share("image", config.model.image.depth, config.tune),

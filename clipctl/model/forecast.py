@@ -295,7 +295,7 @@ class CostModel:
         Parts of equal size keep the shapes of all products the same."""
         micro_batch = workload.batch_size
         while True:
-            in_parts = replace(workload, micro_batch=micro_batch if micro_batch < workload.batch_size else None)
+            in_parts = replace(workload, micro_batch=micro_batch)
             if with_margin(self.memory(setting, in_parts, attention)[1].value) <= limit_bytes:
                 return micro_batch
             if micro_batch == 1:

@@ -53,15 +53,19 @@ class Workload:
     text_share: float = 1.0
     optimizer: str = "adamw"
 
+    def __post_init__(self) -> None:
+        if self.micro_batch and self.micro_batch >= self.batch_size:  # the same step, so the same workload
+            object.__setattr__(self, "micro_batch", None)
+
     @property
     def kept_pairs(self) -> int:
         """Pairs whose activations are kept at the same time."""
-        return min(self.batch_size, self.micro_batch or self.batch_size)
+        return self.micro_batch or self.batch_size
 
     @property
     def forward_passes(self) -> int:
         """A backward pass costs two of them. Micro-batches are embedded once more, recomputed blocks too."""
-        return 1 + (self.kept_pairs < self.batch_size) + self.recompute
+        return 1 + (self.micro_batch is not None) + self.recompute
 
     @property
     def attention_shapes(self) -> dict[AttentionShape, int]:

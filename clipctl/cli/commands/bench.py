@@ -11,6 +11,8 @@ if TYPE_CHECKING:
 
 FORMATS = ("table", "md", "csv", "json")
 PICTURES = (".png", ".svg")
+DEFAULT_BATCH_SIZES = (8,)
+STEP_FLAGS = {"--batch-sizes": "--batch-sizes 8 16", "--micro-batch": "--batch-sizes 64 --micro-batch 8"}
 
 
 def bench(
@@ -18,6 +20,7 @@ def bench(
     suites: options.Suites = None,
     model: options.Models = None,
     batch_sizes: options.BatchSizes = None,
+    micro_batch: options.MicroBatches = None,
     devices: options.Devices = None,
     dtypes: options.Dtypes = None,
     threads: options.ThreadCounts = None,
@@ -34,7 +37,7 @@ def bench(
     from clipctl.bench import results
 
     before = results.load_result(compare) if compare else None
-    request = parse_request(sizes, suites, model, batch_sizes, devices, dtypes, threads)
+    request = parse_request(sizes, suites, model, batch_sizes, micro_batch, devices, dtypes, threads)
 
     from clipctl.bench import measure
     from clipctl.cli.views import bench as view
@@ -72,25 +75,28 @@ def parse_request(
     suites: list[str] | None,
     models: list[str] | None,
     batch_sizes: list[str] | None,
+    micro_batches: list[str] | None,
     devices: list[str] | None,
     dtypes: list[str] | None,
     threads: list[str] | None,
 ) -> "BenchRequest":
     """Check the options; all mistakes are reported at once."""
     problems: list[ConfigError] = []
-    counts: dict[str, tuple[int, ...] | None] = {}
-    for flag, texts in (("--sizes", sizes), ("--batch-sizes", batch_sizes), ("--threads", threads)):
-        counts[flag] = _counts(flag, texts, problems)
+    given = {"--sizes": sizes, "--batch-sizes": batch_sizes, "--micro-batch": micro_batches, "--threads": threads}
+    counts = {flag: _counts(flag, texts, problems) for flag, texts in given.items()}
     known_presets, known_dtypes, known_suites = _known()
     names = {
         "--suites": _names("--suites", suites, known_suites, problems),
         "--model": _names("--model", models, known_presets, problems),
         "--dtypes": _names("--dtypes", dtypes, known_dtypes, problems),
     }
-    if batch_sizes and not models:
-        problems.append(ConfigError("--batch-sizes needs --model", "for example --model tiny --batch-sizes 8 16"))
+    for flag, example in STEP_FLAGS.items():
+        if given[flag] and not models:
+            problems.append(ConfigError(f"{flag} needs --model", f"for example --model tiny {example}"))
     if problems:
         raise ConfigErrors(problems)
+    batch_counts, micro_counts = counts["--batch-sizes"] or DEFAULT_BATCH_SIZES, counts["--micro-batch"] or ()
+    _check_parts(batch_counts, micro_counts)
 
     from clipctl.bench.measure import DEFAULT_SIZES, BenchRequest
     from clipctl.bench.steps import CALIBRATION, StepProbe
@@ -106,9 +112,10 @@ def parse_request(
         dtypes=names["--dtypes"] or known_dtypes,
         threads=counts["--threads"],
         groups=tuple(
-            (StepProbe(preset, batch_size),)
+            (StepProbe(preset, batch_size, micro_batch=micro_batch),)
             for preset in names["--model"] or ()
-            for batch_size in counts["--batch-sizes"] or (8,)
+            for batch_size in batch_counts
+            for micro_batch in micro_counts or (None,)
         )
         or CALIBRATION,
         step_dtypes=names["--dtypes"] or ("fp32",) if models else known_dtypes,
@@ -133,6 +140,13 @@ def _counts(flag: str, texts: list[str] | None, problems: list[ConfigError]) -> 
     except (ValueError, OverflowError) as error:
         problems.append(ConfigError(f"{flag} must be {error}, got {' '.join(texts)!r}"))
         return None
+
+
+def _check_parts(batch_sizes: tuple[int, ...], micro_batches: tuple[int, ...]) -> None:
+    largest, smallest = max(micro_batches, default=0), min(batch_sizes)
+    if largest > smallest:
+        hint = "a micro-batch is a part of a batch: choose a smaller one, or larger --batch-sizes"
+        raise ConfigError(f"--micro-batch {largest} is larger than a batch of {smallest}", hint)
 
 
 def _names(

@@ -32,6 +32,7 @@ def size_name(size: int) -> str:
     return text.replace(".0e", "e")
 
 
+STEP_NAME_WIDTH = 12  # what the figures leave of 80 columns
 COLUMNS = ("operation", "size", "on", "median", "±", "GFLOP/s", "GB/s", "roof", "bound")
 
 
@@ -87,21 +88,28 @@ def _step_table(result: BenchResult) -> Text | None:
     rows = [row for row in result.results if row.suite == "step"]
     if not rows:
         return None
-    header = ("step", "batch", "on", "median", "±", "pairs/s", "GFLOP/s", "peak memory")
-    lines = [
-        (
-            row.operation,
-            str(row.size),
-            row.setting,
-            units.seconds(row.median_s),
-            units.percent(row.iqr_s / row.median_s),
-            _number(row.size / row.median_s),
-            _number(row.gflops),
-            "–" if row.peak_bytes is None else units.size(row.peak_bytes),
-        )
-        for row in rows
-    ]
-    return output.aligned([header, *lines], ["bold", *("yellow" if row.is_noisy else "" for row in rows)])
+    lines: list[tuple[str, ...]] = [("step", "batch", "on", "median", "±", "pairs/s", "GFLOP/s", "peak memory")]
+    styles = ["bold"]
+    for row in rows:
+        shown = _step_lines(row)
+        lines += shown
+        styles += ["yellow" if row.is_noisy else ""] * len(shown)
+    return output.aligned(lines, styles)
+
+
+def _step_lines(row: BenchRow) -> list[tuple[str, ...]]:
+    """A step's figures beside its name, or below it if it is long."""
+    figures = (
+        str(row.size),
+        row.setting,
+        units.seconds(row.median_s),
+        units.percent(row.iqr_s / row.median_s),
+        _number(row.size / row.median_s),
+        _number(row.gflops),
+        "–" if row.peak_bytes is None else units.size(row.peak_bytes),
+    )
+    is_long = len(row.operation) > STEP_NAME_WIDTH
+    return [(row.operation,), ("", *figures)] if is_long else [(row.operation, *figures)]
 
 
 def _overhead_lines(result: BenchResult) -> Text | None:
