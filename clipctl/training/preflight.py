@@ -27,7 +27,7 @@ from clipctl.training.state import LossScale, TrainState, fresh_state
 from clipctl.training.step import train_step
 from clipctl.training.trial import trial_batch
 
-CPU_STEP_LIMIT_S = 30.0  # where a step takes longer on the CPU, two blocks of each tower stand for all
+CPU_STEP_LIMIT_S = 30.0  # where a step takes longer on the CPU, a part of it stands for all
 LR = 1e-3
 # Relative to the norm of what is compared. Rounding stays below 1e-4; the mildest fault seen was far above 1e-2.
 TOLERANCE = {"fp32": 1e-2, "bf16": 0.2, "fp16": 0.1}
@@ -87,14 +87,14 @@ def device_error(verdict: Verification) -> DeviceError:
 
 
 def known_fault(device: Device, workload: Workload) -> str | None:
-    """What is known to go wrong silently, in words; in a weight's gradient the length is batch × tokens."""
+    """What is known to go wrong silently, in words; in a weight's gradient the length is pairs × tokens."""
     if device.product_limit is None or workload.longest_product < device.product_limit:
         return None
-    tokens = workload.longest_product // workload.batch_size
+    tokens = workload.longest_product // workload.kept_pairs
     return (
-        f"batch size {workload.batch_size} × {tokens} tokens makes products of length {workload.longest_product:,}, "
+        f"{workload.kept_pairs} pairs at once × {tokens} tokens make products of length {workload.longest_product:,}, "
         f"which {device.name} gets wrong with torch {torch_version()} (pytorch issue 193487); torch 2.14 gets them "
-        f"right, and so do batch sizes up to {(device.product_limit - 1) // tokens}"
+        f"right, or pass --micro-batch {(device.product_limit - 1) // tokens} for the same result"
     )
 
 
@@ -127,7 +127,7 @@ class _StepTaken:
 
 def _compare(plan: TrainPlan) -> str:
     """Raises _Difference; returns what was compared."""
-    workload = plan.forecast.workload if _is_affordable(plan) else plan.forecast.workload.cut()
+    workload = _affordable(plan)
     sides = _Sides(plan, workload)
     precision = str(plan.placement.precision.value)
     sides.device_step(_other_shape(workload), "fp32")
@@ -140,19 +140,29 @@ def _compare(plan: TrainPlan) -> str:
     if precision != "fp32":
         _compare_steps(sides.device_step(workload, precision), on_cpu, precision)
     exactly = all(torch.equal(again.gradients[name], one) for name, one in on_device.gradients.items())
-    blocks = "" if workload == plan.forecast.workload else " in two blocks of each tower"
+    whole = plan.forecast.workload
+    blocks = "" if workload.model == whole.model else " in two blocks of each tower"
+    pairs = "" if workload.batch_size == whole.batch_size else f" for {workload.batch_size} pairs"
     repeat = "bit-identical" if exactly else "equal up to rounding"
     return (
-        f"the gradients of {len(on_cpu.gradients)} parameters{blocks} match the CPU's within {largest:.0e}, and are "
-        f"{repeat} when repeated"
+        f"the gradients of {len(on_cpu.gradients)} parameters{blocks}{pairs} match the CPU's within {largest:.0e}, "
+        f"and are {repeat} when repeated"
     )
 
 
-def _is_affordable(plan: TrainPlan) -> bool:
-    """The whole model on the CPU beside the one on the device: in time and in memory."""
+def _affordable(plan: TrainPlan) -> Workload:
+    """What of the plan's step is compared: all of it, two of its micro-batches and the rest, or two blocks of these."""
+    whole = plan.forecast.workload
+    few_pairs = min(whole.batch_size, 2 * whole.kept_pairs + whole.batch_size % whole.kept_pairs)
+    few = replace(whole, batch_size=few_pairs)
+    return next((one for one in (whole, few) if _is_affordable(plan, one)), few.cut())
+
+
+def _is_affordable(plan: TrainPlan, workload: Workload) -> bool:
+    """On the CPU beside the same on the device: in time and in memory."""
     cpu_setting = Setting("cpu", "fp32", int(plan.placement.threads.value))
-    step_s = plan.forecast.cost_model.step_s(cpu_setting, plan.forecast.workload)
-    _, need = plan.forecast.cost_model.memory(cpu_setting, plan.forecast.workload)
+    step_s = plan.forecast.cost_model.step_s(cpu_setting, workload)
+    _, need = plan.forecast.cost_model.memory(cpu_setting, workload)
     fits = 2 * with_margin(need.value) <= memory.available_bytes()
     return fits and step_s is not None and step_s.value <= CPU_STEP_LIMIT_S
 

@@ -19,7 +19,7 @@ from clipctl.hardware.profile import load_profile
 from clipctl.hardware.timing import Timing
 from clipctl.model.workload import Setting, Workload
 from clipctl.runs.rundir import RunDir
-from clipctl.training import choice, loop, preflight
+from clipctl.training import choice, loop, preflight, step
 from clipctl.training.plan import make_plan
 from clipctl.training.preflight import known_fault, verify_device
 from clipctl.training.session import resume_run
@@ -41,8 +41,9 @@ def home(tmp_path, monkeypatch):
 
 
 def plan_for(**values):
-    keys = {"device": "runtime.device", "precision": "runtime.precision", "seed": "train.seed", "steps": "train.steps"}
-    return make_plan(resolve([Layer("test", {**SETTINGS, **{keys[name]: value for name, value in values.items()}})]))
+    sections = {"device": "runtime", "precision": "runtime"}
+    given = {f"{sections.get(name, 'train')}.{name}": value for name, value in values.items()}
+    return make_plan(resolve([Layer("test", {**SETTINGS, **given})]))
 
 
 def with_seed(plan, seed):
@@ -211,6 +212,28 @@ def test_every_wrong_device_is_refused_by_name(fault):
     assert re.search(MUTANTS[fault], verdict.words), verdict.words
 
 
+@pytest.mark.parametrize(("cpu_limit_s", "pairs"), [(30.0, 12), (0.0, 4)])
+def test_a_run_in_micro_batches_is_checked_in_them(cpu_limit_s, pairs, monkeypatch):
+    """If the whole batch would take too long on the CPU, two of them stand for all."""
+    taken = []
+
+    def note(state, batch, micro_batch, mark):
+        taken.append((len(batch.images), micro_batch, state.device.label))
+        return cached(state, batch, micro_batch, mark)
+
+    cached = step._cached
+    monkeypatch.setattr(step, "_cached", note)
+    monkeypatch.setattr(preflight, "CPU_STEP_LIMIT_S", cpu_limit_s)
+    verdict = verify_device(plan_for(device="fake", micro_batch=2))
+    assert verdict.passed and ("for 4 pairs" in verdict.words) == (pairs == 4)
+    assert [one for one in taken if one[0] == pairs] == [(pairs, 2, label) for label in ("fake", "cpu", "fake")]
+
+
+def test_a_wrong_device_is_refused_in_micro_batches():
+    with fake.using(faults={"gradient_scaled"}):
+        assert not verify_device(plan_for(device="fake", micro_batch=5)).passed
+
+
 @pytest.mark.parametrize("fault", MUTANTS)
 def test_wrong_devices_are_caught_in_hybrid_too(fault):
     with fake.using(faults={fault}, garbage_length=36):
@@ -335,8 +358,11 @@ def test_products_that_apples_first_chips_get_wrong_are_refused(chip, torch_vers
         assert known_fault(device, Workload(model, 10_000, 77)) is None
         return
     assert known_fault(device, Workload(model, limit, 77)) is None
-    words = known_fault(device, Workload(model, limit + 1, 77))
-    assert "193487" in words and words.endswith(f"batch sizes up to {limit}")
+    assert known_fault(device, Workload(model, 10 * limit, 77, micro_batch=limit)) is None
+    for workload in (Workload(model, limit + 1, 77), Workload(model, 10 * limit, 77, micro_batch=limit + 1)):
+        words = known_fault(device, workload)
+        assert words.startswith(f"{limit + 1} pairs at once × ") and "193487" in words
+        assert words.endswith(f"--micro-batch {limit} for the same result")
 
 
 # --- bench ----------------------------------------------------------------------------------------------------
