@@ -92,6 +92,16 @@ def sync_directory(path: Path) -> None:
             os.close(descriptor)
 
 
+def size_on_disk(directory: Path) -> int:
+    """Bytes of all files in a directory and below; what another process has just deleted does not count."""
+    total = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with suppress(OSError):
+                total += os.lstat(os.path.join(folder, name)).st_size
+    return total
+
+
 def _sync(path: Path) -> None:
     if path.is_dir():
         for inside in path.iterdir():

@@ -11,6 +11,7 @@ from clipctl.data.batch import Batch
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware.devices import open_device
 from clipctl.model.towers import ImageTower
+from clipctl.model.cost import workload_of
 from clipctl.model.workload import Setting, Workload
 from clipctl.runs import metrics
 from clipctl.runs.rundir import RunDir
@@ -139,7 +140,7 @@ def test_out_of_memory_halves_the_micro_batch_and_redoes_the_step(monkeypatch, e
 
 
 def in_parts(pairs, micro_batch):
-    return Workload.of(config(**{"train.batch_size": pairs, "train.micro_batch": micro_batch}), 9)
+    return workload_of(config(**{"train.batch_size": pairs, "train.micro_batch": micro_batch}), 9)
 
 
 def test_a_trial_makes_its_steps_in_the_micro_batches_of_its_workload(monkeypatch):

@@ -78,7 +78,7 @@ def place(runs, tmp_path_factory):
 @pytest.mark.parametrize("command", sorted(set(commands())))
 def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp_path):
     uses = {"search", "embed", "classify", "eval", "browse", "report", "export", "merge", "suspects"}
-    uses |= {"test.csv", "captions.csv"}
+    uses |= {"test.csv", "captions.csv", "photos.index"}
     monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(place / "hub", "0123abcd"))
     for made in ("my-clip", "merged"):
         shutil.rmtree(place / made, ignore_errors=True)

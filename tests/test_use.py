@@ -111,7 +111,7 @@ def test_an_index_holds_what_the_model_says(model, folder, tmp_path):
     assert (done.pictures, done.embedded, done.forgotten, done.bad) == (36, 36, 0, [])
     store = EmbeddingStore.open(tmp_path / "index")
     paths = [store.picture(row).path for row in range(len(store))]
-    assert store.vectors.dtype == np.float16 and not store.problems()
+    assert store.vectors.dtype == np.float16 and not embedding_store.problems_of(tmp_path / "index")
     assert np.allclose(store.vectors, model.embed_images(paths), atol=1e-3)
     manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
     by_numpy = np.load(tmp_path / "index" / manifest["files"]["vectors"])
@@ -151,7 +151,7 @@ def test_an_interrupted_refresh_goes_on_where_it_was(model, folder, tmp_path):
             refreshed(index, model, gallery, [str(folder)], progress=interrupt)
     assert not embedding_store.is_store(index)
     assert make_index(index, model, folder).embedded == 36 - 5
-    assert not (index / ".parts").exists() and not EmbeddingStore.open(index).problems()
+    assert not (index / ".parts").exists() and not embedding_store.problems_of(index)
 
 
 def _small_batches(embedder, decode, wanted):
@@ -431,6 +431,25 @@ def test_from_folder_to_search(invoke, folder):
     assert lost.exit_code == 2 and "holidy.jpg cannot be read" in lost.stderr
     none = invoke("search", "index", "a photo of a green", "--threshold", 2)
     assert none.exit_code == 0 and "nothing above the threshold" in none.stdout
+
+
+def test_an_index_is_verified(invoke, folder, tmp_path):
+    invoke("embed", "colours", folder, "-o", "index")
+    sound = invoke("checkpoint", "verify", "index", "colours")
+    assert sound.exit_code == 0 and sound.stdout.splitlines()[0].startswith("index") and "damaged" not in sound.stdout
+    assert sound.stdout.count("ok") == len(sound.stdout.splitlines()) > 1
+    alone = json.loads(invoke("checkpoint", "verify", "index", "--json").stdout)
+    assert alone["checkpoints"] == [] and alone["indexes"][0]["valid"]
+    names = embedding_store.read_manifest(tmp_path / "index").names
+    vectors = tmp_path / "index" / names["vectors"]
+    vectors.write_bytes(vectors.read_bytes()[:-1] + b"?")  # opens, but finds something else
+    (tmp_path / "index" / names["bad"]).unlink()
+    damaged = invoke("checkpoint", "verify", "index", "--json")
+    problems = [f"{names['vectors']} has changed: its sha256 does not match", f"{names['bad']} is missing"]
+    assert damaged.exit_code == 3 and json.loads(damaged.stdout)["indexes"][0]["problems"] == problems
+    (tmp_path / "index" / "manifest.json").write_text('{"schema": "clipctl.index/1"')
+    torn = invoke("checkpoint", "verify", "index")
+    assert torn.exit_code == 3 and "manifest.json cannot be read" in torn.stdout
 
 
 def test_a_folder_is_searched_with_one_command(invoke, folder, monkeypatch, tmp_path):

@@ -188,7 +188,8 @@ WaitSeconds = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=
 
 Runs = Annotated[list[str] | None, _argument("[RUN]...", "Runs, by name or the beginning or end of it; default: all.")]
 Checkpoints = Annotated[
-    list[str] | None, _argument("[WHAT]...", "Runs, RUN@best, RUN@last, RUN@STEP or directories; default: all.")
+    list[str] | None,
+    _argument("[WHAT]...", "Runs, RUN@best, RUN@last, RUN@STEP, directories or indexes; default: all runs."),
 ]
 Checkpoint = Annotated[str, _argument("CHECKPOINT", "RUN@best, RUN@last, RUN@STEP, RUN (its last) or a directory.")]
 OtherCheckpoint = Annotated[str, _argument("OTHER", "The one to compare it with.")]

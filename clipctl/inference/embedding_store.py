@@ -24,7 +24,7 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from clipctl import files
-from clipctl.errors import DataError, StoreError
+from clipctl.errors import ClipctlError, DataError, StoreError
 from clipctl.inference.gallery import BadFile, PictureId
 from clipctl.runs.checkpoint import sha256
 
@@ -150,15 +150,6 @@ class EmbeddingStore:
             found.append(BadFile(PictureId(values["path"], values["size_bytes"], values["changed"]), values["reason"]))
         return found
 
-    def problems(self) -> list[str]:
-        """Files whose sha256 is not what the manifest says."""
-        names = self.manifest.names
-        return [
-            f"{names[kind]} has changed: its sha256 does not match"
-            for kind, digest in self.manifest.sums.items()
-            if kind in names and sha256(self.path / names[kind]) != digest
-        ]
-
 
 def is_store(path: Path) -> bool:
     """Whether it says of itself that it is an index, whole or not: a folder may have a manifest.json of its own."""
@@ -166,6 +157,28 @@ def is_store(path: Path) -> bool:
         return SCHEMA.encode() in files.read_bounded(path / MANIFEST, MANIFEST_LIMIT_BYTES)
     except OSError:
         return False
+
+
+def problems_of(path: Path) -> list[str]:
+    """How an index differs from what its manifest says; empty means that every byte is as written."""
+    try:
+        manifest = read_manifest(path)
+        found = [problem for kind in manifest.names if (problem := _file_problem(path, manifest, kind))]
+        is_replaced = bool(found) and read_manifest(path) != manifest  # by a refresh, meanwhile
+    except ClipctlError as error:
+        return [str(error)]
+    return problems_of(path) if is_replaced else found
+
+
+def _file_problem(path: Path, manifest: Manifest, kind: str) -> str | None:
+    name = manifest.names[kind]
+    try:
+        is_right = sha256(path / name) == manifest.sums.get(kind)
+    except FileNotFoundError:
+        return f"{name} is missing"
+    except OSError as error:
+        return f"{name} cannot be read: {error.strerror or error}"
+    return None if is_right else f"{name} has changed: its sha256 does not match"
 
 
 def read_manifest(path: Path) -> Manifest:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from clipctl import files
 from clipctl.errors import RunError
 from clipctl.monitor.liveness import SILENCE_S, Quiet, probe, run_state
 from clipctl.monitor.watch import RunWatcher, Snapshot
@@ -78,7 +79,7 @@ def run_rows(root: Path) -> Iterator[dict[str, Any]]:
             "total_steps": status.total_steps if status else 0,
             "best_score": best.manifest.metrics.get("score") if best else None,
             "heartbeat_s": status.heartbeat_s if status else None,
-            "size_bytes": size_on_disk(run.path),
+            "size_bytes": files.size_on_disk(run.path),
         }
 
 
@@ -88,17 +89,6 @@ def run_lines(root: Path) -> Iterator[str]:
         status = run.status()
         state = run_state(status, probe(status) if status else "dead", Quiet(0.0, 0.0), None)
         yield f"{run.name}  {state}  step {status.step if status else 0}"
-
-
-def size_on_disk(path: Path) -> int:
-    total = 0
-    for directory, _, names in os.walk(path):
-        for name in names:
-            try:
-                total += os.lstat(os.path.join(directory, name)).st_size
-            except OSError:
-                continue
-    return total
 
 
 # --- stopping -------------------------------------------------------------------------------------------------

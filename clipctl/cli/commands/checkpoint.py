@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import typer
 
@@ -49,13 +51,14 @@ def verify(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Check every byte against its sha256; exit 3 if anything is damaged."""
+    """Check every byte of checkpoints and indexes against its sha256; exit 3 if anything is damaged."""
     from clipctl.cli.views.checkpoint import verdict_line
     from clipctl.runs.inventory import all_problems, entry_document, find_entries
     from clipctl.runs.rundir import runs_root
 
-    root, documents = runs_root(runs_dir), []
-    for name, entry in find_entries(root, what or []):
+    root, documents, indexes = runs_root(runs_dir), [], verify_indexes(what or [], quiet=json)
+    names = [text for text in what or () if text not in [index["path"] for index in indexes]]
+    for name, entry in find_entries(root, names) if names or not what else ():
         problems = tuple(all_problems(entry, deep=deep))
         if problems and not entry.path.exists():
             continue  # a live run has deleted it meanwhile
@@ -63,11 +66,31 @@ def verify(
         if not json:
             output.data().print(verdict_line(documents[-1]), soft_wrap=True)
     if json:
-        output.print_json("checkpoint-verify", {"checkpoints": documents})
-    elif not documents:
+        output.print_json("checkpoint-verify", {"checkpoints": documents, "indexes": indexes})
+    elif not documents and not indexes:
         output.prose().print(f"no checkpoints in {root}", markup=False)
-    if any(document["problems"] for document in documents):
+    if any(document["problems"] for document in (*documents, *indexes)):
         raise typer.Exit(ExitCode.CHECK)
+
+
+def verify_indexes(texts: list[str], *, quiet: bool) -> list[dict[str, Any]]:
+    """Check those that name an index of embeddings."""
+    from clipctl import files
+    from clipctl.cli.views.checkpoint import index_line
+
+    documents = list[dict[str, Any]]()
+    for text in texts:
+        path = Path(text)
+        if not path.is_dir():
+            continue  # a run by its name: no need to import numpy
+        from clipctl.inference.embedding_store import is_store, problems_of
+
+        if is_store(path):
+            problems, size_bytes = problems_of(path), files.size_on_disk(path)
+            documents.append({"path": text, "size_bytes": size_bytes, "valid": not problems, "problems": problems})
+            if not quiet:
+                output.data().print(index_line(documents[-1]), soft_wrap=True)
+    return documents
 
 
 def prune(

@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING
 
+from clipctl import files
 from clipctl.cli import options, output
 from clipctl.cli.views import units
 from clipctl.errors import ConfigError
@@ -33,7 +34,7 @@ def embed(
         tell("loading the model")
         embedder = load(model, runs_dir=runs_dir, device=device)
         done = refresh(out, embedder, gallery, places, "float16" if dtype == "float16" else "float32", progress)
-    size_bytes = sum(file.stat().st_size for file in out.iterdir() if file.is_file())
+    size_bytes = files.size_on_disk(out)
     if json:
         facts = {"index": str(out), "model": embedder.identity.name, "dimensions": embedder.dimensions}
         counts = {"pictures": done.pictures, "embedded": done.embedded, "forgotten": done.forgotten}

@@ -34,10 +34,18 @@ def checkpoint_lines(documents: "list[dict[str, Any]]") -> Text:
 
 
 def verdict_line(document: dict[str, Any]) -> Text:
-    problems = "; ".join(document["problems"])
     word = "damaged" if document["damaged"] else "not checked"
-    verdict = plain(f"{word}: {problems}", style="red") if problems else Text("ok", style="green")
-    return plain(f"{document['run']}  step {document['step']}  {units.size(document['size_bytes'])}  ") + verdict
+    name = f"{document['run']}  step {document['step']}"
+    return plain(f"{name}  {units.size(document['size_bytes'])}  ") + _verdict(document, word)
+
+
+def index_line(document: dict[str, Any]) -> Text:
+    return plain(f"{document['path']}  {units.size(document['size_bytes'])}  ") + _verdict(document, "damaged")
+
+
+def _verdict(document: dict[str, Any], word: str) -> Text:
+    problems = "; ".join(document["problems"])
+    return plain(f"{word}: {problems}", style="red") if problems else Text("ok", style="green")
 
 
 def pruned_line(document: dict[str, Any], *, deleted: bool) -> Text:
