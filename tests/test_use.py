@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 import tarfile
 from pathlib import Path
 
@@ -20,7 +22,7 @@ from clipctl.config.layers import Layer, resolve
 from clipctl.data.catalog import class_names, open_held_out
 from clipctl.data.held_out import Matches
 from clipctl.errors import ConfigError, DataError, StoreError
-from clipctl.inference import embedding_store, evaluation, refresh
+from clipctl.inference import embedding_store, evaluation, private, refresh
 from clipctl.inference.embedding_store import EmbeddingStore
 from clipctl.inference.gallery import Originals, open_gallery
 from clipctl.inference.labels import embed_labels, parse_labels
@@ -460,6 +462,64 @@ def test_a_folder_is_searched_with_one_command(invoke, folder, monkeypatch, tmp_
     (folder / "red" / "00.png").unlink()
     again = invoke("search", folder, "a photo of a red", "--model", "colours", "--top", 99, "--json")
     assert json.loads(again.stdout)["pictures"] == 35
+
+
+def kept(home):
+    return {path.name for path in (home / "embeddings").iterdir() if path.is_dir()}
+
+
+@pytest.fixture
+def search_folder(model, photos, tmp_path, monkeypatch):
+    """Searches a folder of that name for the first or another time; returns the open index."""
+    monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path / "home"))
+
+    def search(name, at_s):
+        if not (tmp_path / name).exists():
+            shutil.copytree(photos / "red", tmp_path / name)
+        store = private.private_index(str(tmp_path / name), model)[0]
+        os.utime(store.path, (at_s, at_s))
+        return store
+
+    return search
+
+
+def test_only_the_indexes_used_last_are_kept(search_folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(private, "KEPT_INDEXES", 2)
+    names = {name: search_folder(name, at_s).path.name for at_s, name in enumerate("abab", start=1)}
+    assert kept(tmp_path / "home") == set(names.values())
+    search_folder("b", at_s=5)
+    search_folder("a", at_s=6)
+    third = search_folder("c", at_s=7)
+    assert kept(tmp_path / "home") == {names["a"], third.path.name}
+    assert not list((tmp_path / "home" / "embeddings").glob(f"{names['b']}*"))
+    again = search_folder("b", at_s=8)  # made anew
+    assert again.path.name == names["b"] and not embedding_store.problems_of(again.path)
+
+
+def test_indexes_take_a_share_of_the_disk_at_most(search_folder, tmp_path, monkeypatch):
+    first, second = (search_folder(name, at_s).path for at_s, name in enumerate("ab"))
+    monkeypatch.setattr(private, "free_bytes", lambda _: 0)
+    monkeypatch.setattr(private, "DISK_SHARE", 0.7)  # one of two fits
+    (tmp_path / "home" / "embeddings" / ".left.deleted").mkdir()
+    private.sweep(tmp_path / "home" / "embeddings")
+    assert not first.exists() and kept(tmp_path / "home") == {second.name}
+
+
+def test_an_index_in_use_is_not_swept(search_folder, tmp_path, monkeypatch):
+    """Neither by this process nor by another, however many use it."""
+    monkeypatch.setattr(private, "KEPT_INDEXES", 1)
+    used, also = search_folder("a", at_s=1), search_folder("a", at_s=1)
+    code = "import pathlib, sys; from clipctl.inference import private; private.KEPT_INDEXES = 0; "
+    code += "private.sweep(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", code, used.path.parent], check=True)
+    search_folder("b", at_s=2)
+    del used
+    search_folder("c", at_s=3)
+    assert also.path.exists() and len(also.all_pictures()) == 12
+    path = also.path
+    del also
+    search_folder("d", at_s=4)
+    assert not path.exists()
 
 
 def test_pictures_are_named(invoke, folder):

@@ -100,8 +100,9 @@ class Manifest:
 class EmbeddingStore:
     """One state of an index, for reading."""
 
-    def __init__(self, path: Path, manifest: Manifest) -> None:
+    def __init__(self, path: Path, manifest: Manifest, guard: object = None) -> None:
         self.path, self.manifest = path, manifest
+        self._guard = guard
         self.vectors: NDArray[Any] = _open_vectors(path / manifest.vectors_file)
         expected = (manifest.pictures, manifest.model.dimensions), manifest.dtype
         if (self.vectors.shape, str(self.vectors.dtype)) != expected:
@@ -113,11 +114,12 @@ class EmbeddingStore:
             )
 
     @classmethod
-    def open(cls, path: Path) -> "EmbeddingStore":
+    def open(cls, path: Path, guard: object = None) -> "EmbeddingStore":
+        """`guard`: a lock that is kept as long as the store is in use."""
         for number in range(TRIES):
             manifest = read_manifest(path)
             try:
-                return cls(path, manifest)
+                return cls(path, manifest, guard)
             except FileNotFoundError as error:  # replaced since the manifest was read
                 if number + 1 == TRIES:
                     raise StoreError(f"{path} is damaged: {Path(error.filename).name} is missing") from None

@@ -1,6 +1,5 @@
 """Brings an index of embeddings up to date: embeds what is new or changed, forgets what is gone."""
 
-import hashlib
 import os
 import time
 from collections.abc import Sequence
@@ -11,15 +10,13 @@ import numpy as np
 
 from clipctl.data.decoding import Pixels
 from clipctl.errors import DataError
-from clipctl.hardware.profile import cache_dir
 from clipctl.inference import embedding_store as stores
 from clipctl.inference.embedder import Embedder, Vectors
 from clipctl.inference.embedding_store import DtypeName, EmbeddingStore, Known, ModelFacts
-from clipctl.inference.gallery import BadFile, Gallery, PictureId, open_gallery
+from clipctl.inference.gallery import BadFile, Gallery, PictureId
 from clipctl.inference.stream import embed_stream, square_of
-from clipctl.progress import Count, Tell, silent
+from clipctl.progress import Count
 
-PRIVATE_WAIT_S = 600.0  # two searches of one folder at the same time: the second waits
 # Reasons that lie in a file's content. Others, such as a disk that is not there, may pass.
 _LASTING = ("empty", "damaged", "truncated", "not a picture", "more than")
 PART_PICTURES, PART_S = 5_000, 20.0  # embedded work is saved after so many pictures, or so long
@@ -74,17 +71,6 @@ def refresh(
             stores.write_state(path, model, dtype, absolute, rows, bad)
         forgotten = {one.path for one in before} - {one.path for one, _ in rows}
         return Refreshed(len(rows), len(work.found), len(forgotten), bad)
-
-
-def private_index(
-    place: str, embedder: Embedder, tell: Tell = silent, progress: Count = lambda done, total: None
-) -> tuple[EmbeddingStore, list[BadFile]]:
-    """The index of a folder in the application directory, brought up to date: a first search is a single command."""
-    gallery = open_gallery([place], tell)
-    key = hashlib.sha256(f"{os.path.abspath(place)}\0{embedder.identity.fingerprint}".encode(errors="replace"))
-    path = cache_dir("embeddings") / key.hexdigest()[:24]
-    done = refresh(path, embedder, gallery, [place], progress=progress, wait_s=PRIVATE_WAIT_S)
-    return EmbeddingStore.open(path), done.bad
 
 
 class _Work:

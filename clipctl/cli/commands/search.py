@@ -64,7 +64,7 @@ def opened(
     from clipctl.errors import DataError
     from clipctl.inference.embedder import load
     from clipctl.inference.embedding_store import EmbeddingStore, is_store
-    from clipctl.inference.refresh import private_index
+    from clipctl.inference.private import private_index
 
     if is_store(index):
         store = EmbeddingStore.open(index)
