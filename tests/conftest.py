@@ -1,11 +1,14 @@
 import os
+import sys
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 from clipctl.config.layers import Layer, resolve
 from clipctl.config.sections import TrainConfig
+from clipctl.data import decoding
 from clipctl.training.session import Session
 
 # Plain text from Rich whatever the surroundings are.
@@ -36,6 +39,15 @@ MICRO = {
 @pytest.fixture(autouse=True, scope="session")
 def _one_thread() -> None:
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def without_heif(monkeypatch) -> Iterator[None]:
+    """As if pillow-heif were not installed."""
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
+    decoding.reads_heif.cache_clear()
+    yield
+    decoding.reads_heif.cache_clear()
 
 
 @pytest.fixture

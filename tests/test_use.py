@@ -99,6 +99,23 @@ def test_a_folder_a_file_a_table_and_shards_are_galleries(folder, tmp_path):
     assert Originals([str(tmp_path / "shard.tar")]).content(shard.pictures[0].path) == shard.content(0)
 
 
+def test_pictures_in_other_formats_are_listed_and_not_passed_over(invoke, folder, tmp_path, without_heif):
+    for name in ("IMG_1.HEIC", "IMG_2.nef"):
+        (folder / "red" / name).write_bytes(b"\0\0\0\x18ftypheic")
+    reasons = {"IMG_1.HEIC": "HEIC: pip install pillow-heif or save as JPEG", "IMG_2.nef": "camera raw: save as JPEG"}
+    embedded = json.loads(invoke("embed", "colours", folder, "-o", "index", "--json").stdout)
+    named = json.loads(invoke("classify", "colours", folder, "--labels", "red,blue", "--json").stdout)
+    for document in (embedded, named):
+        assert {os.path.basename(one["path"]): one["reason"] for one in document["bad"]} == reasons
+    assert embedded["pictures"] == 36 == len(named["pictures"])
+    found = invoke("search", folder, "a photo of a red", "--model", "colours")
+    assert found.exit_code == 0 and "2 pictures cannot be used: 1 HEIC: pip install pillow-heif" in found.stderr
+    for arguments in (("embed", "colours", folder / "red/IMG_1.HEIC", "-o", "one"), ("search", "index", "IMG_1.heic")):
+        (tmp_path / "IMG_1.heic").write_bytes(b"\0\0\0\x18ftypheic")
+        done = invoke(*arguments)
+        assert done.exit_code == 2 and reasons["IMG_1.HEIC"] in done.stderr
+
+
 def test_a_picture_in_two_places_counts_once(folder):
     gallery = open_gallery([str(folder / "red"), str(folder), str(folder / "red" / "03.png")])
     assert len(gallery.pictures) == 36 and gallery.pictures[0].path.endswith("red/00.png")

@@ -2,6 +2,7 @@
 
 import io
 import warnings
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ from clipctl.data.bad import BadPictureError
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # none that launches an external program
 FILE_LIMIT_BYTES = 256 * 2**20
+NO_HEIF = "HEIC: pip install pillow-heif or save as JPEG"  # why an iPhone's picture cannot be used
 PIXEL_LIMIT = 150_000_000  # a 12,000 × 12,000 scan; more is a mistake or an attack
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
@@ -33,6 +35,26 @@ _UPRIGHT = {
 }
 
 
+@cache
+def reads_heif() -> bool:
+    """Whether HEIC can be read: pillow-heif is installed. Pillow is told of it."""
+    try:
+        import pillow_heif
+    except ImportError:
+        return False
+    pillow_heif.register_heif_opener()
+    return True
+
+
+def _formats() -> tuple[str, ...]:
+    return (*FORMATS, "HEIF") if reads_heif() else FORMATS
+
+
+def _is_heif(content: bytes) -> bool:
+    """By the brand in its first box; many are called .jpg by the program that copied them."""
+    return content[4:8] == b"ftyp" and content[8:12] in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1")
+
+
 def open_picture(content: bytes, least_px: int | None = None) -> Image.Image:
     """Decode a file's bytes: upright, in RGB, with transparency on white. With `least_px`, a JPEG may come out smaller
     than it is, with no side below that: its blocks are decoded at 1/2, 1/4 or 1/8 of their size, which is fast."""
@@ -41,7 +63,7 @@ def open_picture(content: bytes, least_px: int | None = None) -> Image.Image:
     if len(content) > FILE_LIMIT_BYTES:
         raise BadPictureError(f"more than {FILE_LIMIT_BYTES // 2**20} MiB")
     try:
-        picture = Image.open(io.BytesIO(content), formats=FORMATS)
+        picture = Image.open(io.BytesIO(content), formats=_formats())
         if picture.width * picture.height > PIXEL_LIMIT:
             raise BadPictureError(f"more than {PIXEL_LIMIT // 10**6} megapixels")
         orientation = picture.getexif().get(ExifTags.Base.Orientation)
@@ -51,7 +73,8 @@ def open_picture(content: bytes, least_px: int | None = None) -> Image.Image:
     except BadPictureError:
         raise
     except UnidentifiedImageError:
-        raise BadPictureError("not a picture") from None
+        is_unread_heif = _is_heif(content) and not reads_heif()
+        raise BadPictureError(NO_HEIF if is_unread_heif else "not a picture") from None
     except Image.DecompressionBombError:
         raise BadPictureError(f"more than {PIXEL_LIMIT // 10**6} megapixels") from None
     except Exception as error:  # decoders raise anything: OSError, SyntaxError, struct.error, ZeroDivisionError
@@ -62,7 +85,7 @@ def open_picture(content: bytes, least_px: int | None = None) -> Image.Image:
 def picture_size(content: bytes) -> tuple[int, int]:
     """Width and height, from the file's header."""
     try:
-        return Image.open(io.BytesIO(content), formats=FORMATS).size
+        return Image.open(io.BytesIO(content), formats=_formats()).size
     except Exception:  # as in `open_picture`
         raise BadPictureError("not a picture") from None
 

@@ -13,7 +13,7 @@ from clipctl.data.bad import BadPictureError
 from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_square
 from clipctl.data.formats.folders import walk
 from clipctl.data.formats.recognise import check_place
-from clipctl.data.formats.rows import Hints, is_picture
+from clipctl.data.formats.rows import Hints, is_picture, looks_like_picture, why_unread
 from clipctl.data.index.columns import file_facts
 from clipctl.data.index.source import IndexedSource, read_patiently
 from clipctl.data.index.store import open_index
@@ -53,7 +53,10 @@ class Files:
     pictures: Sequence[PictureId]
 
     def content(self, number: int) -> bytes:
-        return read_patiently(self.pictures[number].path, 0, FILE_LIMIT_BYTES + 1)
+        path = self.pictures[number].path
+        if why := why_unread(path):
+            raise BadPictureError(why)
+        return read_patiently(path, 0, FILE_LIMIT_BYTES + 1)
 
 
 class Indexed:
@@ -101,11 +104,11 @@ def _folder(place: str) -> Gallery:
     root, pictures, has_shards = os.path.abspath(place), list[PictureId](), False
     for folder in walk(Path(place)):
         for file in folder.files:
-            if is_picture(file.name):
+            if looks_like_picture(file.name):
                 path = os.path.join(root, folder.name, file.name)
                 pictures.append(PictureId(path, file.size_bytes, file.mtime_ns))
             has_shards = has_shards or file.name.endswith(".tar")
-    if has_shards and not pictures:
+    if has_shards and not any(is_picture(one.path) for one in pictures):
         return Indexed(IndexedSource.whole([open_index(root, Hints())], place))
     return Files(pictures)
 
@@ -116,7 +119,7 @@ def _open(place: str, tell: Tell) -> Gallery:
     if path.is_dir():
         tell(f"looking for pictures in {place}")
         return _folder(place)
-    if is_picture(place):
+    if looks_like_picture(place):
         return Files([PictureId(os.path.abspath(place), *file_facts(place))])
     return Indexed(IndexedSource.whole([open_index(os.path.abspath(place), Hints(), tell)], place))
 

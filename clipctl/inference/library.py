@@ -9,7 +9,7 @@ import numpy as np
 
 from clipctl.config.layers import Layer, resolve
 from clipctl.data.catalog import open_held_out, read_data
-from clipctl.data.formats.rows import is_picture
+from clipctl.data.formats.rows import looks_like_picture
 from clipctl.inference import labels as naming
 from clipctl.inference.embedder import Embedder, Picture, Vectors, load
 from clipctl.inference.embedding_store import EmbeddingStore
@@ -102,7 +102,7 @@ def embed_queries(model: Embedder, queries: Sequence[Picture]) -> Vectors:
 
     vectors = []
     for query in queries:
-        looks_like_a_file = isinstance(query, str) and is_picture(query) and " " not in query.strip()
+        looks_like_a_file = isinstance(query, str) and looks_like_picture(query) and " " not in query.strip()
         if isinstance(query, str) and not looks_like_a_file:
             vectors.append(model.embed_texts([query]))
         else:

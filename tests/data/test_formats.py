@@ -1,11 +1,16 @@
 """Each format, from files written exactly as their owners write them."""
 
+import io
 import json
+import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from clipctl.data import decoding
+from clipctl.data.bad import BadPictureError
 from clipctl.data.formats.rows import TEST, TRAIN, UNSAID, VAL, Hints
 from clipctl.data.formats.shards import expand, split_name
 from clipctl.data.index.columns import read_part
@@ -584,13 +589,51 @@ def test_stars_name_shards_too(tmp_path):
         index_of(f"{tmp_path}/*.zip")
 
 
-def test_kinds_that_are_not_read_are_named(tmp_path):
+def test_kinds_that_are_not_read_are_named(tmp_path, without_heif):
     root = files.sidecars(tmp_path / "phone")
     for number in range(3):
         (root / f"IMG_{number}.HEIC").write_bytes(b"heic")
         (root / f"IMG_{number}.txt").write_text("from a phone")
+    (root / "a.nef").write_bytes(b"raw")
     index = index_of(root)
-    assert len(index) == 4 and "3 HEIC or raw pictures are not read" in index.facts.words
+    assert len(index) == 4 and index.facts.words.endswith(
+        "; not read: 3 HEIC: pip install pillow-heif or save as JPEG, 1 camera raw: save as JPEG"
+    )
+    only = tmp_path / "only"
+    only.mkdir()
+    for path in root.glob("IMG_*"):
+        path.rename(only / path.name)
+    with pytest.raises(DataError, match="no picture can be read: 3 HEIC: pip install pillow-heif"):
+        index_of(only)
+
+
+@pytest.fixture
+def heic(without_heif, monkeypatch):
+    """A stand-in for pillow-heif, and a file that it reads: a JPEG behind the first box of a HEIC."""
+
+    def register():
+        Image.init()
+        monkeypatch.setattr(Image, "ID", [*Image.ID, "HEIF"])
+        monkeypatch.setitem(Image.OPEN, "HEIF", (lambda file, _: Image.open(io.BytesIO(file.read()[12:])), None))
+
+    monkeypatch.setitem(sys.modules, "pillow_heif", SimpleNamespace(register_heif_opener=register))
+    return HEIC_BOX + files.jpeg(1)
+
+
+HEIC_BOX = b"\0\0\0\x0cftypheic"
+
+
+def test_heic_is_read_if_a_decoder_is_installed(tmp_path, heic):
+    assert decoding.open_picture(heic, 30).size == decoding.picture_size(heic) == (48, 36)
+    root = files.sidecars(tmp_path / "phone")
+    (root / "IMG_1.HEIC").write_bytes(heic)
+    (root / "IMG_1.txt").write_text("from a phone")
+    assert len(index_of(root)) == 5 and "not read" not in index_of(root).facts.words
+
+
+def test_heic_is_known_by_its_content(without_heif):
+    with pytest.raises(BadPictureError, match="HEIC: pip install pillow-heif or save as JPEG"):
+        decoding.open_picture(HEIC_BOX + files.jpeg(1), 30)
 
 
 def test_hints_lead_to_what_was_meant(tmp_path):

@@ -4,19 +4,19 @@ No torch."""
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+from clipctl.data.bad import bad_counts
 from clipctl.data.formats.documents import lines_layout
-from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, is_picture, side_of
+from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, is_picture, side_of, why_unread
 from clipctl.data.formats.tables import table_layout
 from clipctl.data.formats.text import encoding_of, split_lines
 
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 CAPTION_SUFFIXES = (".txt", ".caption")
-UNREADABLE_SUFFIXES = (".heic", ".heif", ".cr2", ".nef", ".arw", ".dng", ".jxl")
 CAPTION_FILE_LIMIT_BYTES = 1_000_000
 
 
@@ -68,26 +68,28 @@ class Survey:
     pictures: int
     pairs: int  # pictures with a text file
     classes: frozenset[str]
-    unreadable: int  # pictures in formats that Pillow cannot read
-    digest: str  # changes when a picture or text file is added, removed, renamed or modified
+    unread: Sequence[str]  # for each picture in a format that is not read, why
+    digest: str  # changes when a picture or text file is added, removed, renamed or modified, or can be read now
 
 
 def survey(root: Path) -> Survey:
-    files, pictures, pairs, unreadable, suffixes, classes, digest = 0, 0, 0, 0, set(), set(), hashlib.sha256()
+    files, pictures, pairs, suffixes, classes, digest = 0, 0, 0, set(), set(), hashlib.sha256()
+    unread = list[str]()
     for folder in walk(root):
         files += len(folder.files)
         suffixes |= {os.path.splitext(file.name)[1] or "(none)" for file in folder.files}
-        unreadable += sum(file.name.lower().endswith(UNREADABLE_SUFFIXES) for file in folder.files)
         here = sum(is_picture(file.name) for file in folder.files)
         pictures += here
         pairs += len(_pairs(folder))
         if here and (label := _class(folder)):
             classes.add(label)
         for file in folder.files:
-            if is_picture(file.name) or file.name.endswith(CAPTION_SUFFIXES):
-                facts = f"{folder.name}{file.name}\0{file.size_bytes}\0{file.mtime_ns}\0"
+            why = why_unread(file.name)
+            unread += [why] if why else []
+            if is_picture(file.name) or why or file.name.endswith(CAPTION_SUFFIXES):
+                facts = f"{folder.name}{file.name}\0{file.size_bytes}\0{file.mtime_ns}\0{why or ''}"
                 digest.update(facts.encode(errors="surrogateescape"))
-    return Survey(files, frozenset(suffixes), pictures, pairs, frozenset(classes), unreadable, digest.hexdigest())
+    return Survey(files, frozenset(suffixes), pictures, pairs, frozenset(classes), unread, digest.hexdigest())
 
 
 def metadata_layout(root: Path, hints: Hints) -> Layout | None:
@@ -120,7 +122,7 @@ def sidecar_layout(root: Path, found: Survey) -> Layout:
     """0001.png next to 0001.txt, at any depth. Every line of the text file is a caption."""
     alone = found.pictures - found.pairs
     words = f"pictures with text files of the same name{f'; {alone:,} pictures have no text file' if alone else ''}"
-    words += _unreadable(found)
+    words += _unread(found)
 
     def rows() -> Iterator[Row]:
         for folder in walk(root):
@@ -136,7 +138,7 @@ def sidecar_layout(root: Path, found: Survey) -> Layout:
 def class_layout(root: Path, found: Survey, hints: Hints) -> Layout:
     """dog/1.jpg, cat/2.jpg, possibly under train/ and val/: a template turns the folder's name into the caption."""
     words = f"{len(found.classes):,} class folders, captions from the template {hints.template!r}"
-    words += _unreadable(found)
+    words += _unread(found)
 
     def rows() -> Iterator[Row]:
         for folder in walk(root):
@@ -150,8 +152,8 @@ def class_layout(root: Path, found: Survey, hints: Hints) -> Layout:
     return Layout("classes", words, rows, [], [root], listing=found.digest)
 
 
-def _unreadable(found: Survey) -> str:
-    return f"; {found.unreadable:,} HEIC or raw pictures are not read: save them as JPEG" if found.unreadable else ""
+def _unread(found: Survey) -> str:
+    return f"; not read: {bad_counts(found.unread)}" if found.unread else ""
 
 
 def _pairs(folder: Folder) -> list[tuple[str, str]]:

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import get_args
 
 from clipctl.config.sections import DataFormat
+from clipctl.data.bad import bad_counts
 from clipctl.data.formats.documents import document_layout, lines_layout
 from clipctl.data.formats.folders import Survey, class_layout, metadata_layout, sidecar_layout, survey
-from clipctl.data.formats.rows import UNSAID, Hints, Layout, is_picture, side_of
+from clipctl.data.formats.rows import UNSAID, Hints, Layout, looks_like_picture, side_of
 from clipctl.data.formats.shards import expand, is_pattern, shard_layout
 from clipctl.data.formats.tables import table_layout
 from clipctl.errors import DataError
@@ -102,7 +103,7 @@ def _by_content(path: Path) -> str:
     if head[257:262] == b"ustar":
         return "webdataset"
     if b"\0" in head and not head.startswith((b"\xff\xfe", b"\xfe\xff")):
-        if is_picture(path.name):
+        if looks_like_picture(path.name):
             raise DataError(f"{path} is a picture, not a list of captions", f"pass its directory: {path.parent}")
         raise DataError(f"{path} is a binary file, not a list of captions", f"formats: {', '.join(FORMATS)}")
     return "json" if head.lstrip()[:1] in (b"{", b"[") else "csv"
@@ -174,7 +175,7 @@ def _caption_files(root: Path) -> list[Path]:
         if not place.is_dir():
             continue
         names = sorted(os.listdir(place))
-        stems = {name.rpartition(".")[0] for name in names if is_picture(name)}
+        stems = {name.rpartition(".")[0] for name in names if looks_like_picture(name)}
         for name in names:
             stem, dot, suffix = name.rpartition(".")
             known = f".{suffix.lower()}" in _BY_SUFFIX and suffix.lower() != "tar"
@@ -194,6 +195,8 @@ def _caption_file(root: Path) -> Path:
 
 def _nothing_found(root: Path, found: Survey, hints: Hints) -> DataError:
     looked_for = f"what --format {hints.format} needs" if hints.format else LOOKED_FOR
+    if found.unread and not found.pictures:
+        return DataError(f"{root}: no picture can be read: {bad_counts(found.unread)}")
     if not found.pictures:
         what = f"{found.files:,} files ({', '.join(sorted(found.suffixes)[:8])})" if found.files else "nothing"
         return DataError(f"{root} contains no pictures: found {what}; looked for {looked_for}")

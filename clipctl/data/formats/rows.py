@@ -7,8 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from clipctl.config.sections import DataConfig
+from clipctl.data.decoding import NO_HEIF, reads_heif
 
 PICTURE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".ppm")
+HEIF_SUFFIXES = (".heic", ".heif")  # read if pillow-heif is installed
+UNREAD_SUFFIXES = {
+    **dict.fromkeys((".cr2", ".cr3", ".nef", ".arw", ".dng"), "camera raw: save as JPEG"),
+    ".jxl": "JPEG XL: save as JPEG",
+}
 UNSAID, TRAIN, VAL, TEST = range(4)  # sides (splits), as an index stores them
 SIDE_WORDS = {
     **dict.fromkeys(("train", "training", "restval", "trainval"), TRAIN),
@@ -57,7 +63,22 @@ class Hints:
 
 
 def is_picture(name: str) -> bool:
-    return name.lower().endswith(PICTURE_SUFFIXES)
+    """Whether it is called like a picture that can be read."""
+    lowered = name.lower()
+    return lowered.endswith(PICTURE_SUFFIXES) or (lowered.endswith(HEIF_SUFFIXES) and reads_heif())
+
+
+def why_unread(name: str) -> str | None:
+    """Why a picture of this name cannot be read, and what to do; None if it can, or is none."""
+    lowered = name.lower()
+    if lowered.endswith(HEIF_SUFFIXES):
+        return None if reads_heif() else NO_HEIF
+    return UNREAD_SUFFIXES.get("".join(lowered.rpartition(".")[1:]))
+
+
+def looks_like_picture(name: str) -> bool:
+    """Whether it is called like a picture, one that can be read or not."""
+    return is_picture(name) or why_unread(name) is not None
 
 
 def side_of(word: object) -> int:

@@ -8,10 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from clipctl.data.formats.documents import texts_in
-from clipctl.data.formats.rows import PICTURE_SUFFIXES, Layout, Row, side_of
+from clipctl.data.formats.rows import Layout, Row, is_picture, side_of
 from clipctl.errors import DataError
 
-IMAGE_KINDS = tuple(suffix[1:] for suffix in PICTURE_SUFFIXES)
 MEMBER_LIMIT_BYTES = 1_000_000  # of a caption or a JSON document
 SHARD_LIMIT = 1_000_000
 
@@ -116,7 +115,8 @@ class _Sample:
 
     def take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> None:
         is_plain = member.isreg() and not member.issparse()  # links and sparse members have no contiguous bytes
-        if kind in IMAGE_KINDS and self._picture is None and is_plain:
+        is_image = "." not in kind and is_picture(f".{kind}")  # a.seg.png belongs to picture a and is something else
+        if is_image and self._picture is None and is_plain:
             self._picture = (member.name, member.offset_data, member.size)
         elif is_plain and kind in ("txt", "json"):
             file = tar.extractfile(member)

@@ -11,7 +11,7 @@ from itertools import islice
 from pathlib import Path
 
 from clipctl.data.formats.roots import candidate_roots
-from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, is_picture, side_of
+from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, looks_like_picture, side_of
 from clipctl.data.formats.text import open_text, sample_lines
 from clipctl.errors import DataError
 
@@ -102,7 +102,7 @@ def find_columns(path: Path, lines: Sequence[str], hints: Hints) -> Columns:
     is_quoted = _is_quoted(filled, separator)
     sample = list(islice(_cells(filled, separator, is_quoted, path), SAMPLE_ROWS + 1))
     first = [cell.strip() for cell in sample[0]]
-    has_header = not any(is_picture(cell) for cell in first)
+    has_header = not any(looks_like_picture(cell) for cell in first)
     names = first if has_header else [str(number) for number in range(1, len(first) + 1)]
     if len(names) < 2:
         raise DataError(
@@ -242,7 +242,7 @@ def _caption_columns(asked: str | None, names: Sequence[str], path: Path) -> lis
 
 def _picture_by_content(rows: Sequence[Sequence[str]], names: Sequence[str]) -> int | None:
     """The column whose cells are mostly picture file names."""
-    shares = [sum(is_picture(row[column].strip()) for row in rows) for column in range(len(names))]
+    shares = [sum(looks_like_picture(row[column].strip()) for row in rows) for column in range(len(names))]
     best = max(range(len(names)), key=shares.__getitem__)
     return best if rows and shares[best] > len(rows) / 2 else None
 
