@@ -89,14 +89,35 @@ def test_a_folder_a_file_a_table_and_shards_are_galleries(folder, tmp_path):
     table = tmp_path / "captions.csv"
     table.write_text("filepath,caption\nphotos/red/00.png,red\nphotos/blue/01.png,blue\n")
     assert [os.path.basename(p.path) for p in open_gallery([str(table)]).pictures] == ["00.png", "01.png"]
-    with tarfile.open(tmp_path / "shard.tar", "w") as tar:
-        for name, content in (("a.png", (folder / "red/00.png").read_bytes()), ("a.txt", b"red")):
+    red = (folder / "red/00.png").read_bytes()
+    shard = open_gallery([str(write_shard(tmp_path / "shard.tar", {"a.png": red, "a.txt": b"red"}))])
+    assert shard.content(0) == red
+    assert Originals([str(tmp_path / "shard.tar")]).content(shard.pictures[0].path) == shard.content(0)
+
+
+def write_shard(path, members):
+    with tarfile.open(path, "w") as tar:
+        for name, content in members.items():
             info = tarfile.TarInfo(name)
             info.size = len(content)
             tar.addfile(info, io.BytesIO(content))
-    shard = open_gallery([str(tmp_path / "shard.tar")])
-    assert shard.content(0) == (folder / "red/00.png").read_bytes()
-    assert Originals([str(tmp_path / "shard.tar")]).content(shard.pictures[0].path) == shard.content(0)
+    return path
+
+
+def test_pictures_without_captions_are_embedded_from_shards_and_tables(invoke, folder, tmp_path):
+    red, green, blue = ((folder / colour / "00.png").read_bytes() for colour in ("red", "green", "blue"))
+    write_shard(tmp_path / "plain.tar", {"a.png": red, "b.png": green, "c.json": b"{}"})
+    write_shard(tmp_path / "some.tar", {"a.png": red, "a.txt": b"red", "c.png": blue})
+    (tmp_path / "captions.csv").write_text("filepath,caption\nphotos/red/00.png,red\nphotos/blue/01.png,\n")
+    for place in ("plain.tar", "some.tar", "captions.csv"):
+        done = invoke("embed", "colours", place, "-o", f"{place}.index", "--json")
+        assert done.exit_code == 0 and json.loads(done.stdout)["pictures"] == 2, done.output
+    found = invoke("search", "plain.tar.index", "a photo of a green", "--top", 1)
+    assert found.stdout.strip().endswith("plain.tar/b.png")
+    write_shard(tmp_path / "none.tar", {"c.json": b"{}"})
+    assert "has no pictures: 1 rows with no picture named" in invoke("embed", "colours", "none.tar", "-o", "x").stderr
+    refused = invoke("data", "inspect", "plain.tar")
+    assert refused.exit_code == 2 and "has no captions" in refused.stderr  # training needs them
 
 
 def test_pictures_in_other_formats_are_listed_and_not_passed_over(invoke, folder, tmp_path, without_heif):

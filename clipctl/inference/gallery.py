@@ -100,7 +100,7 @@ def open_gallery(places: Sequence[str], tell: Tell = silent) -> Gallery:
     return gallery
 
 
-def _folder(place: str) -> Gallery:
+def _folder(place: str, tell: Tell) -> Gallery:
     root, pictures, has_shards = os.path.abspath(place), list[PictureId](), False
     for folder in walk(Path(place)):
         for file in folder.files:
@@ -109,7 +109,7 @@ def _folder(place: str) -> Gallery:
                 pictures.append(PictureId(path, file.size_bytes, file.mtime_ns))
             has_shards = has_shards or file.name.endswith(".tar")
     if has_shards and not any(is_picture(one.path) for one in pictures):
-        return Indexed(IndexedSource.whole([open_index(root, Hints())], place))
+        return _indexed(place, tell)
     return Files(pictures)
 
 
@@ -118,10 +118,16 @@ def _open(place: str, tell: Tell) -> Gallery:
     path = Path(place)
     if path.is_dir():
         tell(f"looking for pictures in {place}")
-        return _folder(place)
+        return _folder(place, tell)
     if looks_like_picture(place):
         return Files([PictureId(os.path.abspath(place), *file_facts(place))])
-    return Indexed(IndexedSource.whole([open_index(os.path.abspath(place), Hints(), tell)], place))
+    return _indexed(place, tell)
+
+
+def _indexed(place: str, tell: Tell) -> Gallery:
+    """Every picture of a dataset, with a caption or without."""
+    index = open_index(os.path.abspath(place), Hints(), tell, needs_captions=False)
+    return Indexed(IndexedSource.whole([index], place))
 
 
 class Originals:

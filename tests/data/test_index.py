@@ -25,9 +25,9 @@ def builds(monkeypatch):
     calls = []
     build = store.build
 
-    def counted(*arguments):
+    def counted(*arguments, **named):
         calls.append(1)
-        return build(*arguments)
+        return build(*arguments, **named)
 
     monkeypatch.setattr(store, "build", counted)
     return calls

@@ -29,9 +29,10 @@ _ALPHABET_CAPTIONS = 4096  # captions whose characters are collected at a time
 Columns = dict[str, NDArray[Any]]
 
 
-def build(source: str, hints: Hints, directory: Path, tell: Tell) -> IndexFacts:
-    """Write the index of the data at a path into an empty directory."""
-    rows = _RowWriter(directory)
+def build(source: str, hints: Hints, directory: Path, tell: Tell, *, needs_captions: bool = True) -> IndexFacts:
+    """Write the index of the data at a path into an empty directory. Pictures without a caption are left out if
+    captions are needed."""
+    rows = _RowWriter(directory, needs_captions=needs_captions)
     try:
         layout = recognise(source, hints)
         stamps = stamps_of(str(path) for path in layout.files)  # before reading, so later changes are noticed
@@ -42,7 +43,9 @@ def build(source: str, hints: Hints, directory: Path, tell: Tell) -> IndexFacts:
                     tell(f"reading {source}: {number:,} rows")
     except OSError as error:
         raise DataError(f"{error.filename or source} cannot be read: {error.strerror or error}") from None
-    if not rows.captions:
+    if not rows.runs and not needs_captions:
+        raise DataError(f"{source} ({layout.format}: {layout.words}) has no pictures: {_reasons(rows.skipped)}")
+    if not rows.runs:
         raise DataError(
             f"{source} ({layout.format}: {layout.words}) has no captions: {_reasons(rows.skipped)}",
             "name the column with --caption-column NAME",
@@ -108,8 +111,8 @@ def _digest(directory: Path, *names: str) -> str:
 class _RowWriter:
     """Takes rows as they are read, and groups them by picture at the end."""
 
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
+    def __init__(self, directory: Path, *, needs_captions: bool) -> None:
+        self._directory, self._needs_captions = directory, needs_captions
         self._texts: BinaryIO
         self._names: BinaryIO
         self._text_bytes = self._name_bytes = 0
@@ -134,14 +137,14 @@ class _RowWriter:
         self._names.close()
 
     @property
-    def captions(self) -> int:
-        return len(self._caption_keys)
+    def runs(self) -> int:
+        return len(self._runs)
 
     def add(self, row: Row) -> None:
         texts = [text for text in map(clean_caption, row.captions) if text]
         if not row.picture:
             self._skip("no picture named")
-        elif not texts:
+        elif not texts and self._needs_captions:
             self._skip("no caption")
         elif (row.picture, row.shard, row.offset, row.side) == self._last or self._start_run(row):
             for text in texts:
@@ -193,7 +196,7 @@ class _RowWriter:
         """The columns of an index, pictures in order of first appearance."""
         digests = np.frombuffer(bytes(self._digests), dtype=np.uint64).reshape(-1, 2)
         picture_of_run, first_run = group(digests)
-        run_lengths = np.diff(np.append(np.frombuffer(self._runs, dtype=np.int64), self.captions))
+        run_lengths = np.diff(np.append(np.frombuffer(self._runs, dtype=np.int64), len(self._caption_keys)))
         picture_of_caption = np.repeat(picture_of_run, run_lengths)
         sides = np.frombuffer(self._sides, dtype=np.uint8)
         counts = np.bincount(picture_of_caption, minlength=len(first_run))

@@ -58,7 +58,7 @@ class Index:
         self.sides = self._column("side")  # uint8
         self.picture_keys: Keys = self._column("picture_key")  # equal for equal pictures
         self._name_starts, self._name_ends = self._column("name_start"), self._column("name_end")  # int64
-        self._names = np.memmap(path / "names.bin", dtype=np.uint8, mode="r").data
+        self._names = _mapped(path / "names.bin")
         # Captions in the order of pictures: those of picture p are rows[first[p] : first[p + 1]].
         self.first_captions = self._column("first")  # int64, (P + 1,)
         self.caption_rows = self._column("caption_row")  # int64, (C,)
@@ -66,7 +66,7 @@ class Index:
         self.row_keys: Keys = self._column("caption_key")  # (C,), equal for equal texts
         self.row_lengths = self._column("caption_length")  # uint16, (C,), characters
         self._caption_ends = self._column("caption_end")  # int64, (C + 1,)
-        self._texts = np.memmap(path / "captions.bin", dtype=np.uint8, mode="r").data
+        self._texts = _mapped(path / "captions.bin")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Workers map the files themselves instead of receiving a copy."""
@@ -132,6 +132,11 @@ class Index:
             file_facts(self.label(picture)) == (int(self.sizes[picture]), int(self._mtimes_ns[picture]))
             for picture in pictures
         )
+
+
+def _mapped(path: Path) -> memoryview:
+    """A file's bytes. The system maps no empty file."""
+    return np.memmap(path, dtype=np.uint8, mode="r").data if path.stat().st_size else memoryview(b"")
 
 
 def _decoded(content: memoryview) -> str:

@@ -21,10 +21,12 @@ from clipctl.hardware.profile import cache_dir
 from clipctl.progress import Tell, silent
 
 
-def open_index(source: str, hints: Hints, tell: Tell = silent) -> Index:
-    """The index of the data at a path, built if there is none or if the data have changed."""
+def open_index(source: str, hints: Hints, tell: Tell = silent, *, needs_captions: bool = True) -> Index:
+    """The index of the data at a path, built if there is none or if the data have changed. If captions are not needed,
+    it also has the pictures without one."""
     home = cache_dir("indexes")
-    key = sha256(json.dumps([source, asdict(hints), SCHEMA]).encode()).hexdigest()[:20]
+    identity = [source, asdict(hints), SCHEMA, *([] if needs_captions else ["all pictures"])]
+    key = sha256(json.dumps(identity).encode()).hexdigest()[:20]
     if index := _current(home, key):
         return index
     with FileLock(home / f"{key}.lock"):
@@ -33,7 +35,7 @@ def open_index(source: str, hints: Hints, tell: Tell = silent) -> Index:
         _sweep(home, key)
         with files.replaced(home / f"{key}.new", durable=False) as partial:
             partial.mkdir()
-            facts = build(source, hints, partial, tell)
+            facts = build(source, hints, partial, tell, needs_captions=needs_captions)
         directory = home / f"{key}-{facts.fingerprint[:12]}"
         if read_index(directory) is None:
             files.delete(directory)
