@@ -1,5 +1,6 @@
 """Watches one run through its directory: its reported status, its actual state, and what is wrong with it."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ from clipctl.config.sections import TrainConfig
 from clipctl.errors import ClipctlError, RunError
 from clipctl.monitor.diagnosis import Alert, RunFacts, diagnose
 from clipctl.monitor.liveness import Quiet, RunState, probe, run_state
-from clipctl.monitor.reader import MetricsTail, number
+from clipctl.monitor.reader import MetricsTail, Rows, number
 from clipctl.monitor.view import RunView
 from clipctl.runs import metrics
 from clipctl.runs.rundir import RunDir, RunStatus
@@ -74,8 +75,9 @@ class Snapshot:
 class RunWatcher:
     """Call `look` as often as you like; silence is measured between looks, on the caller's monotonic clock."""
 
-    def __init__(self, run: RunDir) -> None:
-        self.run = run
+    def __init__(self, run: RunDir, on_rows: Callable[[Rows], None] = lambda rows: None) -> None:
+        """`on_rows` gets the same rows as the view, so that whoever needs more of them reads the file only once."""
+        self.run, self._on_rows = run, on_rows
         self._tail = MetricsTail(run.metrics_file)
         self._view = RunView()
         self._heartbeat: tuple[float, float] | None = None  # value, and when it was first seen
@@ -117,6 +119,7 @@ class RunWatcher:
                     message = f"{self.run.metrics_file} has schema {row['schema']}; this clipctl reads {metrics.SCHEMA}"
                     raise RunError(message, "upgrade clipctl")
             self._view.fold(rows)
+            self._on_rows(rows)
 
     def _settings(self) -> tuple[TrainConfig, float, float | None]:
         """Read again only if the files have changed: parsing YAML every second would be most of the work."""

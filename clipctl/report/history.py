@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from clipctl.monitor.reader import MetricsTail, Rows, number
+from clipctl.monitor.reader import Rows, number
 from clipctl.monitor.series import Series
 from clipctl.monitor.view import PHASES
 from clipctl.monitor.watch import RunWatcher, Snapshot
@@ -27,8 +27,8 @@ class History:
     """Curves over steps, and of the machine over seconds."""
 
     run: RunDir
-    snapshot: Snapshot
     environment: dict[str, Any]
+    snapshot: Snapshot = field(init=False)
     steps: dict[str, Series] = field(default_factory=dict)
     machine: dict[str, Series] = field(default_factory=dict)
     phases: dict[str, float] = field(default_factory=lambda: dict.fromkeys(PHASES, 0.0))  # seconds of sampled steps
@@ -42,9 +42,8 @@ class History:
 
     @classmethod
     def read(cls, run: RunDir, now_s: float) -> "History":
-        history = cls(run, RunWatcher(run).look(now_s), run.read_environment())
-        for rows in MetricsTail(run.metrics_file).poll()[1]:
-            history._fold(rows)
+        history = cls(run, run.read_environment())
+        history.snapshot = RunWatcher(run, history._fold).look(now_s)
         return history
 
     def _fold(self, rows: Rows) -> None:
