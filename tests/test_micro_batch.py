@@ -10,9 +10,9 @@ from clipctl.config.layers import Layer, resolve
 from clipctl.data.batch import Batch
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware.devices import open_device
-from clipctl.model.towers import ImageTower
 from clipctl.model.cost import workload_of
-from clipctl.model.workload import Setting, Workload
+from clipctl.model.towers import ImageTower
+from clipctl.model.workload import Setting
 from clipctl.runs import metrics
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
