@@ -493,9 +493,12 @@ def test_blocks_of_any_size_rank_alike(monkeypatch):
     image, text = torch.nn.functional.normalize(image), torch.nn.functional.normalize(text)
     owners = [*range(pictures), *rng.integers(0, pictures, captions - pictures)]
     texts = [f"caption {number % 70}" for number in range(captions)]
+    text[5], image[9] = text[3], image[8]  # ties
+    text = text[[texts.index(caption) for caption in texts]]  # equal captions have equal embeddings
     matches = Matches(owners, texts, rng.integers(0, 30, pictures).astype(np.uint64))
     whole = find_ranks(image, text, matches)
     monkeypatch.setattr(evaluate_module, "BLOCK_ELEMENTS", 7 * captions)
+    monkeypatch.setattr(evaluate_module, "TILE_CAPTIONS", 32)
     assert all(torch.equal(one, other) for one, other in zip(whole, find_ranks(image, text, matches), strict=True))
     # Against the whole matrix, counted by hand.
     similarity, right = image @ text.T, torch.from_numpy(matches.rows(np.arange(pictures)))

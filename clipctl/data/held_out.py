@@ -50,6 +50,13 @@ class Matches:
         """The number of each caption's text: its place among the different ones."""
         return self._text_of
 
+    @property
+    def pairs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(P,), (P,): each picture with each text that is right for it, by numbers."""
+        texts = [sorted(self._texts[group]) for group in self._group_of]
+        pictures = np.repeat(np.arange(len(texts)), [len(several) for several in texts])
+        return pictures, np.array([text for several in texts for text in several], dtype=np.int64)
+
     def is_known(self, text: str) -> bool:
         """Whether it is right for any of the pictures."""
         return text in self._numbers

@@ -28,6 +28,7 @@ from clipctl.training.evaluate import BAND_QUERIES, accuracy_by_band, find_ranks
 RECALLS = (1, 5, 10)
 RESAMPLES, CONFIDENCE = 1000, 0.95
 CALIBRATED_ON = 2000  # pictures, at most
+CACHED_VALUES = 500_000  # so few that computing with them again and again does not wait for memory
 HELD_VALUES = 30_000_000  # at the same time, at most: what bounds the memory however large the data are
 
 
@@ -134,15 +135,11 @@ def interval(values: NDArray[np.float64]) -> tuple[float, float]:
 
 def chance_recalls(data: EmbeddedData) -> dict[str, float]:
     """Expected recall at 1 of a model that guesses: the mean share of right candidates, equal captions being one."""
-    different = data.matches.different
-    block = max(1, HELD_VALUES // len(data.captions))
-    i2t = 0.0
-    t2i = np.zeros(len(data.captions))
-    for start in range(0, data.pictures, block):
-        rows = data.matches.rows(np.arange(start, min(start + block, data.pictures)))
-        i2t += float(rows[:, different].mean(axis=1).sum())
-        t2i += rows.sum(axis=0)
-    return {"i2t_r1": i2t / data.pictures, "t2i_r1": float((t2i / data.pictures).mean())}
+    _, texts = data.matches.pairs
+    right_pictures = np.bincount(texts)  # of each different text
+    i2t = len(texts) / (data.pictures * len(right_pictures))
+    t2i = right_pictures[data.matches.text_of].mean() / data.pictures
+    return {"i2t_r1": i2t, "t2i_r1": float(t2i)}
 
 
 def _spread(data: EmbeddedData, most: int) -> NDArray[np.int64]:
@@ -194,28 +191,38 @@ class Calibration(NamedTuple):
 
 def calibration(data: EmbeddedData, scale: float) -> Calibration:
     """On different captions only: equal ones would share a probability."""
-    chosen = _spread(data, CALIBRATED_ON)
     different = data.matches.different
-    similarity = (data.image[chosen] @ data.text[different].T).astype(np.float64)  # (P, D)
-    right = data.matches.rows(chosen)[:, different]
-    picks = similarity.argmax(axis=1)
-    is_right = right[np.arange(len(chosen)), picks]
-    sure = _shares(similarity, scale)[np.arange(len(chosen)), picks]
+    # Of a grid of temperatures, the one fits at which the right captions have the highest likelihood.
+    scales = np.exp(np.linspace(math.log(1.0), math.log(200.0), 60))
+    losses = np.zeros(len(scales))
+    sure, is_right = list[NDArray[np.float32]](), list[NDArray[np.bool_]]()
+    chosen = _spread(data, CALIBRATED_ON)
+    for start in range(0, len(chosen), rows := max(1, CACHED_VALUES // len(different))):
+        pictures = chosen[start : start + rows]
+        similarity = (data.image[pictures] @ data.text.T)[:, different]  # (B, D)
+        right = data.matches.rows(pictures)[:, different]
+        picks = np.arange(len(pictures)), similarity.argmax(axis=1)
+        sure.append(_shares(similarity, scale)[picks])
+        is_right.append(right[picks])
+        for number, one in enumerate(scales):
+            losses[number] -= np.log(np.maximum((_shares(similarity, one) * right).sum(axis=1), 1e-12)).sum()
+    fitting = float(scales[int(np.argmin(losses))])
+    return _calibrated(np.concatenate(sure), np.concatenate(is_right), 1 / scale, 1 / fitting)
+
+
+def _calibrated(
+    sure: NDArray[np.float32], is_right: NDArray[np.bool_], temperature: float, fitting_temperature: float
+) -> Calibration:
     bins = np.minimum((sure * 10).astype(int), 9)
     error = sum(
         (bins == number).mean() * abs(sure[bins == number].mean() - is_right[bins == number].mean())
         for number in np.unique(bins)
     )
-    # The temperature at which the right captions have the highest likelihood, found on a grid of logarithms.
-    scales = np.exp(np.linspace(math.log(1.0), math.log(200.0), 60))
-    losses = [-np.log(np.maximum((_shares(similarity, one) * right).sum(axis=1), 1e-12)).mean() for one in scales]
-    fitting = float(scales[int(np.argmin(losses))])
-    return Calibration(float(sure.mean()), float(is_right.mean()), float(error), 1 / scale, 1 / fitting)
+    return Calibration(float(sure.mean()), float(is_right.mean()), float(error), temperature, fitting_temperature)
 
 
-def _shares(similarity: NDArray[np.float64], scale: float) -> NDArray[np.float64]:
-    logits = scale * (similarity - similarity.max(axis=1, keepdims=True))
-    shares = np.exp(logits)
+def _shares(similarity: Vectors, scale: float) -> Vectors:
+    shares = np.exp(np.float32(scale) * (similarity - similarity.max(axis=1, keepdims=True)))
     return np.asarray(shares / shares.sum(axis=1, keepdims=True))
 
 

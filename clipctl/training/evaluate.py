@@ -1,6 +1,6 @@
 """How well held-out pictures and captions find each other. N pictures, C captions, E dimensions.
 
-Similarities are computed for a block of pictures at a time, so that memory grows with N and not with N × C.
+Similarities are computed for some pictures and captions at a time, so that memory does not grow with N × C.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,6 +21,7 @@ from clipctl.training.state import TrainState
 BANDS = ("easy", "medium", "hard")
 BAND_QUERIES = 1000  # pictures and captions that the difficulty of negatives is measured on
 BLOCK_ELEMENTS = 2**23  # of similarities held at the same time
+TILE_CAPTIONS = 2**15  # that many at a time: a few pictures against very many captions would wait for memory
 
 
 @dataclass(frozen=True)
@@ -115,25 +116,32 @@ def find_ranks(image: Tensor, text: Tensor, matches: Matches) -> tuple[Tensor, T
     """For each picture (N,), and for each caption (C,), how many wrong candidates come before its best right one.
     Ties and NaN count against it. Equal captions are one candidate: a wrong one stands in the way once, however many
     pictures have it."""
-    different = torch.from_numpy(matches.different)
-    i2t, best = [], torch.full((len(text),), -2.0)
-    for similarity, right in _blocks(image, text, matches):
-        at_right = similarity.masked_fill(~right, -2.0)
-        is_before = ~(similarity < at_right.amax(dim=1, keepdim=True)) & ~right
-        i2t.append(is_before[:, different].sum(dim=1))
-        best = torch.maximum(best, at_right.amax(dim=0))
-    t2i = torch.zeros(len(text), dtype=torch.int64)
-    for similarity, right in _blocks(image, text, matches):
-        t2i += (~(similarity < best) & ~right).sum(dim=0)
-    return torch.cat(i2t), t2i
+    different, text_of = torch.from_numpy(matches.different), torch.from_numpy(matches.text_of)
+    pictures, texts = (torch.from_numpy(side) for side in matches.pairs)  # of each pair that is right
+    at_right = image.new_empty(len(pictures))
+    for rows, columns, similarity in _tiles(image, text, different):
+        inside = (pictures >= rows.start) & (pictures < rows.stop) & (texts >= columns.start) & (texts < columns.stop)
+        at_right[inside] = similarity[pictures[inside] - rows.start, texts[inside] - columns.start]
+    best_text = image.new_full((len(image),), -2.0).scatter_reduce(0, pictures, at_right, "amax")
+    best_picture = image.new_full((len(different),), -2.0).scatter_reduce(0, texts, at_right, "amax")
+    # All candidates are counted, so the right ones among them are taken off first.
+    i2t = -torch.bincount(pictures[~(at_right < best_text[pictures])], minlength=len(image))
+    t2i = -torch.bincount(texts[~(at_right < best_picture[texts])], minlength=len(different))
+    for rows, columns, similarity in _tiles(image, text, different):
+        i2t[rows] += (~(similarity < best_text[rows, None])).sum(dim=1)
+        t2i[columns] += (~(similarity < best_picture[columns])).sum(dim=0)
+    return i2t, t2i[text_of]
 
 
-def _blocks(image: Tensor, text: Tensor, matches: Matches) -> Iterator[tuple[Tensor, Tensor]]:
-    """Similarities (B, C) of some pictures to all captions, and which of them are right."""
-    rows = max(1, BLOCK_ELEMENTS // len(text))
-    for start in range(0, len(image), rows):
-        block = np.arange(start, min(start + rows, len(image)))
-        yield image[start : start + rows] @ text.T, torch.from_numpy(matches.rows(block))
+def _tiles(image: Tensor, text: Tensor, different: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
+    """Similarities of some pictures to some of the different captions, and which these are; in turn, of all to all."""
+    for left in range(0, len(different), TILE_CAPTIONS):
+        columns = slice(left, min(left + TILE_CAPTIONS, len(different)))
+        part = text[different[columns]].T
+        height = max(1, BLOCK_ELEMENTS // part.shape[1])
+        for top in range(0, len(image), height):
+            rows = slice(top, min(top + height, len(image)))
+            yield rows, columns, image[rows] @ part
 
 
 def accuracy_by_band(
