@@ -143,12 +143,12 @@ def read_json(path: Path) -> dict[str, Any]:
 
 def read_tensors(path: Path) -> Tensors:
     """The tensors of a file. A pickle is read by torch's weights-only reader, which runs nothing."""
-    path = path.resolve()
+    file = path.resolve()  # in a hub's cache a link to a file without an ending
     if path.suffix == ".safetensors":
-        read_header(path)
-        return load_file(path)
+        read_header(file)
+        return load_file(file)
     try:
-        document = torch.load(path, map_location="cpu", weights_only=True)
+        document = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError:
         raise CheckpointError(
             f"{path.name} is a pickle that holds more than tensors, which clipctl never opens",

@@ -8,6 +8,7 @@ from clipctl.errors import DataError
 from clipctl.progress import Tell, silent
 
 PREFIX = "hf-hub:"
+TIMEOUT_S = 20.0
 _NAME = re.compile(r"[\w.-]+/[\w.-]+")
 # What a CLIP needs; other frameworks' weights stay where they are.
 _SETTINGS = ("*.json", "merges.txt")
@@ -27,23 +28,26 @@ def is_name(text: str) -> bool:
 def download(text: str, revision: str | None = None, tell: Tell = silent) -> Download:
     """The files of a model on this disk. What is here already is not asked for again."""
     name, _, wanted = text.removeprefix(PREFIX).partition("@")
+    asked = revision or wanted or None
     hub = _package()
     tell(f"looking for {name} on the hub")
     try:
-        facts = hub.HfApi().model_info(name, revision=revision or wanted or None, timeout=20)
-        commit, files = str(facts.sha), {one.rfilename for one in facts.siblings}
+        facts = hub.HfApi().model_info(name, revision=asked, timeout=TIMEOUT_S)
+        files = {one.rfilename for one in facts.siblings}
     except Exception as error:  # its errors have many classes: no network, no such model, not allowed
-        return _kept(hub, name, revision or wanted or None, error)
+        return _kept(hub, name, asked, error)
     weights = next((one for one in _WEIGHTS if one in files), None)
     if weights is None:
         raise DataError(f"{name} on the hub has no CLIP weights that clipctl reads ({', '.join(_WEIGHTS)})")
     try:
-        path = hub.snapshot_download(
-            name, revision=commit, allow_patterns=[*_SETTINGS, weights], tqdm_class=_bar(hub, name, tell)
+        path = Path(
+            hub.snapshot_download(
+                name, revision=asked, allow_patterns=[*_SETTINGS, weights], tqdm_class=_bar(hub, name, tell)
+            )
         )
     except Exception as error:  # as above; what is on disk stays, and the next try goes on from there
-        return _kept(hub, name, commit, error)
-    return Download(Path(path), commit)
+        return _kept(hub, name, asked, error)
+    return Download(path, path.name)
 
 
 def _bar(hub: Any, name: str, tell: Tell) -> type:

@@ -46,7 +46,8 @@ class Inputs:
         self.captions = [scenes.caption(number, 0) for number in range(PAIRS)]
         self.files = [directory / f"{number}.png" for number in range(PAIRS)]
         for number, file in enumerate(self.files):  # tall and wide ones, so that cutting and scaling is compared too
-            scenes.square(number, 2 * size_px).resize((size_px + 9 * number, 2 * size_px - 7 * number)).save(file)
+            width, height = size_px + number * size_px // PAIRS, 2 * size_px - number * size_px // PAIRS
+            scenes.square(number, 2 * size_px).resize((width, height)).save(file)
 
     def images(self, image: ImageTowerConfig) -> Tensor:
         """As the model takes them: (B, 3, S, S)."""
