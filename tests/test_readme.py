@@ -80,7 +80,7 @@ def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp
     uses = {"search", "embed", "classify", "eval", "browse", "report", "export", "merge", "suspects"}
     uses |= {"test.csv", "captions.csv", "photos.index"}
     monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(place / "hub", "0123abcd"))
-    for made in ("my-clip", "merged"):
+    for made in ("my-clip", "merged", "web", "mac"):
         shutil.rmtree(place / made, ignore_errors=True)
     is_use = bool(uses & set(command.split()))
     monkeypatch.chdir(place if is_use else tmp_path if "--svg" in command else ROOT)

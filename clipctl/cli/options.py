@@ -218,6 +218,7 @@ Alphas = Annotated[
 ]
 DataToMergeBy = Annotated[list[str] | None, _option("--data", "Pictures with captions to judge by.", None, "DATA...")]
 MergedOut = Annotated[Path | None, _option("-o", "Directory for the merged model; must not exist.", None, "DIR")]
+Int8 = Annotated[bool, _switch("--int8", "With --to onnx: weights of 8 bits too; judged beside the full ones.")]
 IndexOut = Annotated[Path, _option("-o", "Directory of the index, new or to be refreshed.", None, "INDEX")]
 Index = Annotated[Path, _argument("INDEX", "What clipctl embed made; or, with --model, a folder of pictures.")]
 Queries = Annotated[list[str], _argument("QUERY...", "Words, or a picture file.")]

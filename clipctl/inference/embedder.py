@@ -16,10 +16,12 @@ from clipctl.data.bad import BadPictureError
 from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_rgb, to_square
 from clipctl.data.index.columns import read_part
 from clipctl.data.tokenizers import Tokenizer
-from clipctl.errors import DataError
+from clipctl.errors import DataError, DeviceError
 from clipctl.hardware.devices import open_device
+from clipctl.inference.engines import faster
 from clipctl.interop.models import load_any
-from clipctl.model.encoder import Encoder
+from clipctl.interop.onnx_model import OnnxModel, has_graphs, has_only_graphs
+from clipctl.model.encoder import Encoder, Engine
 from clipctl.model.weights import Identity, TrainedModel, identify, load_model
 from clipctl.runs.checkpoint import Checkpoint
 from clipctl.runs.rundir import runs_root
@@ -34,8 +36,8 @@ T = TypeVar("T")
 class Embedder:
     """A model that is ready to use. The dot product of two embeddings says how well they match."""
 
-    def __init__(self, encoder: Encoder, tokenizer: Tokenizer, config: TrainConfig, identity: Identity) -> None:
-        self._encoder, self._tokenizer, self.config, self.identity = encoder, tokenizer, config, identity
+    def __init__(self, engine: Engine, tokenizer: Tokenizer, config: TrainConfig, identity: Identity) -> None:
+        self._engine, self._tokenizer, self.config, self.identity = engine, tokenizer, config, identity
         self.size_px = config.model.image.size_px
 
     @classmethod
@@ -51,14 +53,24 @@ class Embedder:
         encoder = Encoder(model.place(place.image, place.text), place)
         return cls(encoder, tokenizers.from_dict(tokenizer), config, identity)
 
+    @classmethod
+    def of_graphs(cls, model: OnnxModel, *, int8: bool | None = None) -> "Embedder":
+        """An ONNX export, verified first, run by onnxruntime; by default with its weights in full, if it has them."""
+        return cls(model.open(int8=int8), model.tokenizer, model.config, model.identity)
+
+    def or_faster(self, directory: Path) -> "Embedder":
+        """This one, or the same model by the ONNX files in a directory, if they are faster here."""
+        engine = faster(self._engine, directory, self.config)
+        return self if engine is self._engine else Embedder(engine, self._tokenizer, self.config, self.identity)
+
     @property
     def dimensions(self) -> int:
-        return self._encoder.model.image.projection.out_features
+        return self._engine.dimensions
 
     @property
     def scale(self) -> float:
         """1 / temperature: what the model multiplies similarities by before a softmax."""
-        return float(self._encoder.model.log_scale.detach().exp())
+        return self._engine.scale
 
     def embed_images(self, pictures: Iterable[Picture], *, batch_size: int = BATCH_SIZE) -> Vectors:
         """(N, E). Each picture is cut to its middle square. Raises DataError for one that cannot be used."""
@@ -69,14 +81,14 @@ class Embedder:
 
     def embed_pixels(self, pixels: NDArray[np.uint8]) -> Vectors:
         """(N, E) of pictures that are squares of the model's size already: (N, S, S, 3)."""
-        return self._encoder.images(torch.from_numpy(pixels)).cpu().numpy()
+        return self._engine.images(torch.from_numpy(pixels)).cpu().numpy()
 
     def embed_texts(self, captions: Iterable[str], *, batch_size: int = BATCH_SIZE) -> Vectors:
         """(N, E). Captions longer than the model's context are cut."""
         if isinstance(captions, str):
             raise TypeError("embed_texts takes several captions: pass a list")
         batches = _batches((self._tokenizer.encode(caption) for caption in captions), batch_size)
-        return self._joined(self._encoder.texts(torch.from_numpy(np.stack(batch))).cpu().numpy() for batch in batches)
+        return self._joined(self._engine.texts(torch.from_numpy(np.stack(batch))).cpu().numpy() for batch in batches)
 
     def _pixels(self, picture: Picture) -> NDArray[np.uint8]:
         return np.array(to_square(_opened(picture), self.size_px))
@@ -88,13 +100,19 @@ class Embedder:
 
 def load(model: str | Path, *, runs_dir: str | Path | None = None, device: str = "cpu") -> Embedder:
     """The model that RUN (its best checkpoint), RUN@last, RUN@STEP, the directory of a checkpoint or of a model by
-    transformers or open_clip, or a name on the hub stands for, ready to embed.
+    transformers or open_clip, or a name on the hub stands for, ready to embed. An ONNX export does without torch's
+    weights; if a directory has both, whichever is faster here is used.
 
     >>> model = clipctl.load("a1f3@best")
     >>> model.embed_texts(["a red cat", "two towers"]) @ model.embed_images(["cat.jpg"]).T
     """
+    if has_only_graphs(Path(model)):
+        if device != "cpu":
+            raise DeviceError(f"{model} has ONNX files, which run on the cpu, not on {device}")
+        return Embedder.of_graphs(OnnxModel.read(Path(model)))
     found = load_any(runs_root(runs_dir), str(model))
-    return Embedder.ready(found.model, found.identity, device)
+    embedder, directory = Embedder.ready(found.model, found.identity, device), Path(found.identity.path)
+    return embedder.or_faster(directory) if device == "cpu" and has_graphs(directory) else embedder
 
 
 def _opened(picture: Picture) -> Image.Image:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import clipctl
 from clipctl.config.layers import to_dict
@@ -53,31 +53,75 @@ def _lines(card: Card, trained: TrainedModel, directory: Path) -> list[str]:
         "## Load it",
         "",
     ]
-    return [*lines, *(line for needs, code in _LOADING.items() if needs in found for line in _code(code, card.name))]
+    if "vision_model.onnx" in found and not model.image.is_clip_layout:
+        lines += ["transformers itself has no image tower like this one: config.json serves transformers.js only.", ""]
+    return [*lines, *(line for way in _LOADING if found & way.needs for line in _code(way, card.name))]
 
 
-# How to load it, by the file that the library needs.
-_LOADING = {
-    "model.safetensors": """from transformers import AutoProcessor, CLIPModel
+class Way(NamedTuple):
+    """How a library loads it."""
+
+    needs: set[str]  # any of these files
+    language: str
+    code: str
+
+
+_LOADING = (
+    Way(
+        {"model.safetensors"},
+        "python",
+        """from transformers import AutoProcessor, CLIPModel
 
 model = CLIPModel.from_pretrained("{}")
 processor = AutoProcessor.from_pretrained("{}")""",
-    "open_clip_config.json": """import open_clip
+    ),
+    Way(
+        {"open_clip_config.json"},
+        "python",
+        """import open_clip
 
 model, preprocess = open_clip.create_model_from_pretrained("local-dir:{}")
 tokenizer = open_clip.get_tokenizer("local-dir:{}")""",
-    "vision_model.onnx": """import onnxruntime
+    ),
+    Way(
+        {"vision_model.onnx"},
+        "python",
+        """import onnxruntime  # embeddings are not of length one yet
 
-vision = onnxruntime.InferenceSession("{}/onnx/vision_model.onnx")
-text = onnxruntime.InferenceSession("{}/onnx/text_model.onnx")""",
-    "tokenizer.json": """import clipctl
+vision = onnxruntime.InferenceSession("{}/onnx/vision_model.onnx")  # pixel_values: image_embeds
+text = onnxruntime.InferenceSession("{}/onnx/text_model.onnx")  # input_ids: text_embeds""",
+    ),
+    Way(
+        {"vision_model.onnx"},
+        "javascript",
+        """import * as hf from "@huggingface/transformers"; // dtype: "fp32", or "q8" for 8 bits
+
+const processor = await hf.AutoProcessor.from_pretrained("{}");
+const tokenizer = await hf.AutoTokenizer.from_pretrained("{}");
+const vision = await hf.CLIPVisionModelWithProjection.from_pretrained("{}", { dtype: "fp32" });
+const text = await hf.CLIPTextModelWithProjection.from_pretrained("{}", { dtype: "fp32" });
+const { image_embeds } = await vision(await processor(await hf.RawImage.read("boat.jpg")));
+const { text_embeds } = await text(tokenizer(["a red boat"], { padding: true, truncation: true }));""",
+    ),
+    Way(
+        {"ImageEncoder.mlpackage"},
+        "swift",
+        """// Xcode makes a class of each package. input_ids: tokenizer.json's, padded with 0 to the context.
+let picture = try ImageEncoder().prediction(image: pixelBuffer).image_embeds
+let caption = try TextEncoder().prediction(input_ids: ids).text_embeds  // similarity: their dot product""",
+    ),
+    Way(
+        {"model.safetensors", "open_clip_model.safetensors", "clipctl.json"},
+        "python",
+        """import clipctl
 
 model = clipctl.load("{}")""",
-}
+    ),
+)
 
 
-def _code(code: str, name: str) -> list[str]:
-    return ["```python", *code.replace("{}", name).splitlines(), "```", ""]
+def _code(way: Way, name: str) -> list[str]:
+    return [f"```{way.language}", *way.code.replace("{}", name).splitlines(), "```", ""]
 
 
 def _scores(card: Card) -> list[str]:

@@ -114,6 +114,11 @@ def recognise(path: Path, hints: Hints) -> ForeignModel:
     )
 
 
+def has_weights(path: Path) -> bool:
+    """Whether a directory has tensors, of whichever library."""
+    return bool(_weights(path, (*TRANSFORMERS_WEIGHTS, *OPEN_CLIP_WEIGHTS)))
+
+
 def _described(path: Path, library: naming.Library, files: tuple[Path, ...], read: Any, hints: Hints) -> ForeignModel:
     try:
         return ForeignModel(path, library, files, read(), hints)

@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from clipctl.errors import RunError
+from clipctl.errors import CheckpointError, RunError
 from clipctl.interop import hub
 from clipctl.interop.foreign import ForeignModel, Hints, recognise
+from clipctl.interop.onnx_model import has_only_graphs
 from clipctl.model.weights import Identity, TrainedModel, identify, load_model
 from clipctl.progress import Tell, silent
 from clipctl.runs.checkpoint import MANIFEST, Checkpoint
@@ -44,6 +45,11 @@ def find_any(
 ) -> tuple[Checkpoint | ForeignModel, str | None]:
     """Where a model is, and its revision if it is from the hub. Nothing large is read yet."""
     path = Path(text)
+    if has_only_graphs(path):
+        raise CheckpointError(
+            f"{path} has ONNX files, which can be used, but no weights to train or to export",
+            "pass the model that it was exported from",
+        )
     if path.exists() and not RunDir.is_run(path) and not (path / MANIFEST).exists():
         return recognise(path, hints), None
     if hub.is_name(text) and not path.exists():

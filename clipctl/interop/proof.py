@@ -5,6 +5,7 @@ import importlib.metadata
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,10 @@ from clipctl.config.sections import ImageTowerConfig
 from clipctl.data import tokenizers
 from clipctl.data.decoding import open_picture, to_square
 from clipctl.data.synthetic.scenes import SyntheticSource
-from clipctl.interop import configs
+from clipctl.interop import configs, coreml
 from clipctl.interop.foreign import OPEN_CLIP_CONFIG, read_json
-from clipctl.interop.naming import Library
-from clipctl.model.clip import normalise
+from clipctl.interop.onnx_model import OnnxModel
+from clipctl.model.clip import Clip, normalise
 from clipctl.model.weights import TrainedModel
 
 PAIRS = 8
@@ -38,6 +39,10 @@ class Proof:
     missing: str | None = None  # why the library could not be asked
 
 
+class NotHere(Exception):
+    """Why a library cannot compute here, and what was checked instead."""
+
+
 class Inputs:
     """Real picture files, and captions."""
 
@@ -46,13 +51,23 @@ class Inputs:
         self.captions = [scenes.caption(number, 0) for number in range(PAIRS)]
         self.files = [directory / f"{number}.png" for number in range(PAIRS)]
         for number, file in enumerate(self.files):  # tall and wide ones, so that cutting and scaling is compared too
-            width, height = size_px + number * size_px // PAIRS, 2 * size_px - number * size_px // PAIRS
-            scenes.square(number, 2 * size_px).resize((width, height)).save(file)
+            step_px = number * size_px // PAIRS
+            scenes.square(number, 2 * size_px).resize((size_px + step_px, 2 * size_px - step_px)).save(file)
+
+    def pixels(self, size_px: int) -> Tensor:
+        """(B, S, S, 3)"""
+        squares = [np.array(to_square(open_picture(file.read_bytes()), size_px)) for file in self.files]
+        return torch.from_numpy(np.stack(squares))
 
     def images(self, image: ImageTowerConfig) -> Tensor:
         """As the model takes them: (B, 3, S, S)."""
-        squares = [np.array(to_square(open_picture(file.read_bytes()), image.size_px)) for file in self.files]
-        return normalise(torch.from_numpy(np.stack(squares)), None, (image.mean, image.std))
+        return normalise(self.pixels(image.size_px), None, (image.mean, image.std))
+
+    def tokens(self, target: Path, context: int) -> Tensor:
+        """As an export's tokenizer.json makes them: (B, N)."""
+        tokenizer = tokenizers.package().Tokenizer.from_file(str(target / "tokenizer.json"))
+        tokenizer.enable_padding(length=context)
+        return torch.tensor([one.ids for one in tokenizer.encode_batch(self.captions)])
 
 
 @torch.no_grad()
@@ -61,25 +76,31 @@ def our_result(trained: TrainedModel, inputs: Inputs) -> tuple[Tensor, Tensor, T
     model, tokenizer = trained.model, tokenizers.from_dict(trained.tokenizer)
     images = inputs.images(trained.config.model.image)
     tokens = torch.from_numpy(np.stack([tokenizer.encode(caption) for caption in inputs.captions]))
-    embeddings = model(images, tokens)
-    bias = 0.0 if embeddings.bias is None else embeddings.bias
-    return embeddings.image, embeddings.text, embeddings.scale * embeddings.image @ embeddings.text.T + bias
+    image, text = model.encode_image(images), model.encode_text(tokens)
+    return image, text, logits_of(model, image, text)
 
 
-def prove(trained: TrainedModel, target: Path, libraries: Sequence[Library]) -> list[Proof]:
+def logits_of(model: Clip, image: Tensor, text: Tensor) -> Tensor:
+    return model.log_scale.exp() * image @ text.T + (0.0 if model.bias is None else model.bias)
+
+
+def prove(trained: TrainedModel, target: Path, libraries: Sequence[str]) -> list[Proof]:
     """One for each library that the export is for."""
     ask: dict[str, Callable[[Path, Inputs], tuple[Tensor, Tensor, Tensor]]] = {
         "transformers": _ask_transformers,
         "open_clip": _ask_open_clip,
+        "onnxruntime": _ask_onnxruntime,
+        "onnxruntime int8": partial(_ask_onnxruntime, int8=True),
+        "coremltools": partial(_ask_core_ml, trained),
     }
     with tempfile.TemporaryDirectory() as directory:
         inputs = Inputs(Path(directory), trained.config.model.image.size_px)
         ours = our_result(trained, inputs)
-        return [_compared(library, lambda: ask[library](target, inputs), ours) for library in libraries]  # noqa: B023
+        return [_compared(library, partial(ask[library], target, inputs), ours) for library in libraries]
 
 
 def _compared(library: str, ask: Callable[[], Any], ours: Sequence[Tensor]) -> Proof:
-    package = {"open_clip": "open_clip_torch"}.get(library, library)
+    package = {"open_clip": "open_clip_torch"}.get(library, library.partition(" ")[0])
     if not _is_installed(package):
         return Proof(library, "", missing=f"pip install {package} to compare with it")
     try:
@@ -87,6 +108,8 @@ def _compared(library: str, ask: Callable[[], Any], ours: Sequence[Tensor]) -> P
             theirs = ask()
     except ImportError as error:
         return Proof(library, "", missing=f"it cannot be imported: {error}")
+    except NotHere as error:
+        return Proof(library, importlib.metadata.version(package), missing=str(error))
     image, text, logits = (
         float((mine - other.detach().cpu().float()).abs().max()) for mine, other in zip(ours, theirs, strict=True)
     )
@@ -122,3 +145,20 @@ def _ask_open_clip(target: Path, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor
     tokens = open_clip.get_tokenizer(name)(inputs.captions)
     image, text, scale, *bias = model.eval()(images, tokens)
     return image, text, scale * image @ text.T + (bias[0] if bias else 0.0)
+
+
+def _ask_onnxruntime(target: Path, inputs: Inputs, *, int8: bool = False) -> tuple[Tensor, Tensor, Tensor]:
+    found = OnnxModel.read(target)
+    encoder, shape = found.open(int8=int8), found.config.model
+    image = encoder.images(inputs.pixels(shape.image.size_px))
+    text = encoder.texts(inputs.tokens(target, shape.text.context))
+    return image, text, found.scale * image @ text.T + found.bias
+
+
+def _ask_core_ml(trained: TrainedModel, target: Path, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
+    if not coreml.can_run():
+        raise NotHere(f"it runs on macOS only. Converted and read again: {coreml.described(target)}")
+    shape = trained.config.model
+    tokens = inputs.tokens(target, shape.text.context)
+    image, text = coreml.run(target, inputs.pixels(shape.image.size_px), tokens)
+    return image, text, logits_of(trained.model, image, text)

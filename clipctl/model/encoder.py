@@ -1,7 +1,7 @@
 """A model ready to embed: pixels and token ids in, unit vectors out, without gradients."""
 
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -11,12 +11,37 @@ from clipctl.model.clip import Clip, autocast, normalise
 from clipctl.model.compiling import uncompiled
 
 
+class Engine(Protocol):
+    """What computes embeddings, whichever library does it. B rows, E dimensions."""
+
+    @property
+    def dimensions(self) -> int: ...
+
+    @property
+    def scale(self) -> float:
+        """1 / temperature: what the model multiplies similarities by before a softmax."""
+
+    def images(self, pixels: Tensor) -> Tensor:
+        """Pixels (B, H, W, 3), uint8, to unit vectors (B, E)."""
+
+    def texts(self, tokens: Tensor) -> Tensor:
+        """Token ids (B, N) to unit vectors (B, E)."""
+
+
 class Encoder:
     """A model on its device, for embedding without gradients. B rows, E dimensions."""
 
     def __init__(self, model: Clip, device: Device, *, precision: str = "fp32", compiled: bool = False) -> None:
         self.model, self.device = model, device
         self._precision, self._compiled = precision, compiled
+
+    @property
+    def dimensions(self) -> int:
+        return self.model.image.projection.out_features
+
+    @property
+    def scale(self) -> float:
+        return float(self.model.log_scale.detach().exp())
 
     @torch.no_grad()
     def images(self, pixels: Tensor) -> Tensor:

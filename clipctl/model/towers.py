@@ -164,7 +164,8 @@ def run_block(block: nn.Module, x: Tensor, *, causal: bool, recompute: bool) -> 
 
 def take(x: Tensor, position: Tensor) -> Tensor:
     """Token `position[i]` of row i: (B, N, D) to (B, D)."""
-    return x[torch.arange(len(x), device=x.device), position]
+    # x.shape[0], here and below: an exporter takes len(x) for a constant.
+    return x[torch.arange(x.shape[0], device=x.device), position]
 
 
 class ConvStem(nn.Module):
@@ -226,9 +227,9 @@ class ImageTower(nn.Module):
 
     def _at_class(self, patches: Tensor) -> Tensor:
         """As CLIP does: blocks over the class token and all patches, read at the class token."""
-        summary = self.class_embedding.expand(len(patches), 1, -1)  # (B, 1, D)
+        summary = self.class_embedding.expand(patches.shape[0], 1, -1)  # (B, 1, D)
         x = torch.cat([summary, patches], dim=1) + self.positions  # (B, N+1, D)
-        at_class = torch.zeros(len(x), dtype=torch.int64, device=x.device)
+        at_class = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
         x = self.norm_pre(x)
         pooled = run_blocks(self.blocks, x, at_class, causal=False, recompute=self.recompute)  # (B, D)
         return self.norm_post(pooled)  # type: ignore[no-any-return]
@@ -296,7 +297,7 @@ class TextTower(nn.Module):
         x = self.tokens(tokens) + self.positions[: tokens.shape[1]]  # (B, N, D)
         # The end-of-text token is the highest id, so its position is the argmax. Causal attention makes it the only
         # position that has seen the whole caption, and keeps the padding behind it without effect.
-        end = tokens.argmax(dim=1)  # (B,)
+        end = tokens.int().argmax(dim=1)  # (B,); as 32 bits, because not every ONNX runtime compares 64
         pooled = run_blocks(self.blocks, x, end, causal=True, recompute=self.recompute)  # (B, D)
         return self.norm_final(pooled)  # type: ignore[no-any-return]
 

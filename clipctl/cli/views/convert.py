@@ -8,6 +8,7 @@ from clipctl.cli.output import aligned, plain
 from clipctl.cli.views import units
 
 CLOSE = 1e-4  # logits that differ by less are the same
+LOST_POINTS = 2.0  # of R@1: more than rounding should cost
 
 
 def imported_text(facts: dict[str, Any]) -> Text:
@@ -50,7 +51,26 @@ def exported_text(document: dict[str, Any]) -> Text:
         else:
             differences = (f"{proof[key]:.1e}" for key in ("image", "text", "logits"))
             verdict = "the same" if proof["logits"] <= CLOSE else "NOT the same"
+            if proof["library"].endswith("int8"):
+                verdict = "rounded"
             rows.append((f"{proof['library']} {proof['version']}", *differences, verdict))  # type: ignore[arg-type]
-    if len(rows) == 1:
-        return first
-    return Text("\n").join([first, plain("largest differences, on picture files and captions:"), aligned(rows)])
+    parts = [first]
+    if len(rows) > 1:
+        parts += [plain("largest differences, on picture files and captions:"), aligned(rows)]
+    if document.get("precisions"):
+        parts += [plain(f"on {document['judged_on']}:"), *precision_lines(document["precisions"])]
+    return Text("\n").join(parts)
+
+
+def precision_lines(precisions: list[dict[str, Any]]) -> list[Text]:
+    """Size, speed and recall of the full weights and of the rounded ones."""
+    rows = [("weights", "size", "pictures/s", "R@1 picture to caption", "caption to picture", "")]
+    for one in precisions:
+        recalls = (f"{100 * one[key]:.1f} %" for key in ("i2t_r1", "t2i_r1"))
+        rows.append((one["name"], units.size(one["size_bytes"]), f"{one['images_per_s']:,.0f}", *recalls, ""))
+    full, rounded = precisions
+    lost = 50 * sum(full[key] - rounded[key] for key in ("i2t_r1", "t2i_r1"))
+    size, speed = (rounded[key] / full[key] for key in ("size_bytes", "images_per_s"))
+    words = f"{size:.0%} of the size, {speed:.1f} × the speed, {round(-lost, 1) + 0.0:+.1f} points of R@1"
+    style = "yellow" if lost > LOST_POINTS else ""
+    return [aligned(rows), plain(words, style=style)]
