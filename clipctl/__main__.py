@@ -16,8 +16,8 @@ def main() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a dash that a terminal does not know must not end a command
-    # Threads that wait for each other spin first. For how long, before they let others run: a millisecond by default,
-    # which next to a busy program costs half of the speed; this costs nothing next to none. Read when torch is imported.
+    # Threads spin while they wait for each other, by default for a millisecond: next to a busy program that costs a
+    # third of the speed or more (docs/log.md). Spinning less costs nothing. Read when torch is imported.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from clipctl.cli.app import app
 

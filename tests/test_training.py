@@ -388,6 +388,8 @@ def test_micro_batches_keep_less_and_embed_once_more():
     whole, parts = Workload(model, 96, 77), Workload(model, 96, 77, micro_batch=12)
     kept = [cost.training_memory(one).activations_bytes for one in (whole, parts)]
     assert kept[1] == pytest.approx(kept[0] / 8, rel=0.02)
+    at_once, in_parts = (cost.training_memory(Workload(model, 24, 77, micro_batch=pairs)) for pairs in (None, 12))
+    assert in_parts.gradients_bytes == 2 * at_once.gradients_bytes  # those of the first part are there in the second
     assert cost.step_work(parts).flops == pytest.approx(4 / 3 * cost.step_work(whole).flops, rel=0.01)
     locked = cost.training_memory(Workload(model, 96, 77, trained_share=0.25))
     assert locked.optimizer_bytes == pytest.approx(cost.training_memory(whole).optimizer_bytes / 4, rel=1e-6)

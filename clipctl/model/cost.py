@@ -234,7 +234,11 @@ OPTIMIZER_BYTES = {"adamw": 8}
 
 def training_memory(workload: Workload, precision: str = "fp32", attention: str = "fused") -> Memory:
     """Weights, gradients and moments in fp32 (16 bytes per parameter with AdamW); activations in `precision`. Plain
-    attention keeps its scores, fused does not."""
+    attention keeps its scores, fused does not.
+
+    A whole batch writes its gradients where activations were a moment before. Micro-batches cannot: the sum of those
+    before them is kept beside all activations.
+    """
     count = parameters(workload.model)
     trained = round(count * workload.trained_share)
     image, text, batch_size = workload.model.image, workload.model.text, workload.batch_size
@@ -250,7 +254,8 @@ def training_memory(workload: Workload, precision: str = "fp32", attention: str 
     activations += 4 * 4 * batch_size * batch_size  # the similarities and their softmax, both ways
     images = batch_size * 3 * image.size_px**2 + workload.kept_pairs * 3 * image.size_px**2 * 4  # bytes, normalised
     batch_bytes = images + batch_size * text.context * 8
-    return Memory(4 * count, 4 * trained, OPTIMIZER_BYTES[workload.optimizer] * trained, activations, batch_bytes)
+    gradients = 4 * trained + (min(4 * trained, activations) if workload.micro_batch else 0)
+    return Memory(4 * count, gradients, OPTIMIZER_BYTES[workload.optimizer] * trained, activations, batch_bytes)
 
 
 def _kept_share(share: float) -> float:
