@@ -264,5 +264,5 @@ def test_rows_with_nothing_in_them(tmp_path):
     view = RunView()
     for rows in MetricsTail(path).poll()[1]:
         view.fold(rows)
-    assert view.step == 199 and len(CHECKS) == 16
+    assert view.step == 199 and len(CHECKS) == 17
     assert not diagnose(view, FACTS)

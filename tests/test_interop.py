@@ -441,7 +441,8 @@ def test_a_model_from_the_hub_is_downloaded_once_and_pinned(foreign, tmp_path):
     finally:
         server.shutdown()
     # Without a network, what was downloaded is used.
-    again = subprocess.run([sys.executable, "-c", FROM_HUB], env=env, capture_output=True, text=True)
+    offline = {**env, "HF_HUB_OFFLINE": "1"}
+    again = subprocess.run([sys.executable, "-c", FROM_HUB], env=offline, capture_output=True, text=True)
     assert again.returncode == 0, again.stderr
     assert HubHandler.COMMIT in again.stdout
 

@@ -231,7 +231,7 @@ def test_commands_take_an_export_for_a_model(clip, photos, tmp_path):
         ("embed", target, photos, "-o", tmp_path / "index"),
         ("search", tmp_path / "index", "a red cat", "--json"),
         ("classify", target, photos, "--labels", "cat,bus", "--json"),
-        ("eval", target, "--json"),
+        ("eval", target, "synthetic:60", "--json"),
     ):
         done = run_clipctl(*command)
         assert done.exit_code == 0, (command, done.stderr)

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from clipctl.config import layers
 from clipctl.config.layers import Layer, resolve
 from clipctl.config.quantities import Interval
-from clipctl.config.sections import OptimConfig
+from clipctl.config.sections import OPENAI_MEAN, OPENAI_STD, OptimConfig
 from clipctl.data.batch import Batch
 from clipctl.data.held_out import HeldOut, Matches, read_held_out
 from clipctl.errors import ConfigError, DeviceError
@@ -448,6 +448,7 @@ class Memory(torch.nn.Module):
         self.image_of, self.text_of = image_of, text_of
 
         self.log_scale, self.bias = torch.tensor(2.3), None
+        self.pixel_statistics = OPENAI_MEAN, OPENAI_STD
 
     def encode_image(self, images):
         return self.image_of[: len(images)]

@@ -97,7 +97,8 @@ class Workload:
         """As a measured sample keeps it: plain values, the model by its dotted keys."""
         values = to_layer(TrainConfig(model=self.model)).values
         keys = {key: value for key, value in values.items() if key.startswith("model.")}
-        return {**asdict(self), "model": keys}
+        plain = {key: list(value) if isinstance(value, tuple) else value for key, value in keys.items()}
+        return {**asdict(self), "model": plain}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> "Workload":
