@@ -10,6 +10,7 @@ class ExitCode(IntEnum):
     USAGE = 2  # usage, configuration or data
     CHECK = 3  # a check failed: damaged checkpoint, nothing fits
     DEVICE = 4  # device unavailable or out of memory
+    HUNG_UP = 129  # SIGHUP: the terminal was closed
     INTERRUPTED = 130  # Ctrl-C
     TERMINATED = 143  # SIGTERM
 
@@ -86,6 +87,6 @@ class DeviceError(ClipctlError):
 class Stopped(ClipctlError):
     """The training was stopped by a signal, after saving everything."""
 
-    def __init__(self, message: str, hint: str, exit_code: ExitCode) -> None:
+    def __init__(self, message: str, hint: str | None, exit_code: ExitCode) -> None:
         super().__init__(message, hint)
         self.exit_code = exit_code

@@ -1,6 +1,9 @@
-"""Atomic writes: a file or directory appears complete or not at all. And reading that accepts only regular files."""
+"""The door for files: atomic writes (complete or not at all), and reading and appending that accept only plain files of
+a plausible size. Whatever a run, a dataset or the application directory holds may come from elsewhere."""
 
 import errno
+import hashlib
+import io
 import json
 import os
 import shutil
@@ -9,7 +12,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 
 @contextmanager
@@ -44,17 +47,47 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
         partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def open_plain(path: Path) -> BinaryIO:
+def overwrite(path: Path, content: bytes) -> None:
+    """Write over a small file, in one write and without new room on the disk: what was longer is filled with spaces."""
+    descriptor = _open_plain(path, os.O_RDWR)
+    try:
+        os.write(descriptor, content.ljust(os.fstat(descriptor).st_size))
+    finally:
+        os.close(descriptor)
+
+
+def open_plain(path: Path, *, follows_links: bool = False) -> io.FileIO:
     """Open a regular file for reading. An expected name may turn out to be a symbolic link that leaves the directory,
-    or a pipe that would block forever; both raise an OSError that says so."""
-    if path.is_symlink():
-        raise OSError(f"{path.name} is a symbolic link")
-    flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-    descriptor = os.open(path, flags)
+    or a pipe that would block forever; both raise an OSError that says so. In datasets, links are common."""
+    return io.FileIO(_open_plain(path, os.O_RDONLY, follows_links=follows_links), "rb")
+
+
+def open_to_append(path: Path) -> int:
+    """The descriptor of a regular file, made if there is none. In a copied run, a symbolic link of an expected name
+    would let us write to any file of the user."""
+    return _open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+class NotPlainError(OSError):
+    """A directory, a pipe or a device where a file is expected, or a link where none belongs."""
+
+
+def _open_plain(path: Path, flags: int, *, follows_links: bool = False) -> int:
+    if not follows_links:
+        flags |= getattr(os, "O_NOFOLLOW", 0)
+        if path.is_symlink():
+            raise NotPlainError(f"{path.name} is a symbolic link")
+    flags |= getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags, 0o644)
+    except OSError as error:
+        if error.errno == errno.ENXIO:  # a pipe that nobody reads
+            raise NotPlainError(f"{path.name} is not a regular file") from None
+        raise
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise OSError(f"{path.name} is not a regular file")
-    return os.fdopen(descriptor, "rb", buffering=0)
+        raise NotPlainError(f"{path.name} is not a regular file")
+    return descriptor
 
 
 def read_bounded(path: Path, limit_bytes: int) -> bytes:
@@ -62,8 +95,32 @@ def read_bounded(path: Path, limit_bytes: int) -> bytes:
     with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > limit_bytes:
-            raise OSError(f"{path.name} has {size} bytes; the limit is {limit_bytes}")
+            raise OSError(f"{path.name} has {size:,} bytes; the limit is {limit_bytes:,}")
         return file.read(limit_bytes)
+
+
+def read_json(path: Path, limit_bytes: int) -> Any:
+    """The document in a regular file. Raises OSError or ValueError."""
+    return parse_json(read_bounded(path, limit_bytes))
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Raises ValueError, for nesting that is too deep as well."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def sha256_of(path: Path) -> str:
+    """Of a regular file's content."""
+    with open_plain(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def is_disk_full(error: OSError) -> bool:
+    """Or the user's share of it."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
 def sync_file(path: Path) -> None:

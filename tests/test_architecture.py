@@ -15,7 +15,8 @@ PACKAGE = Path(clipctl.__file__).parent
 # A part may import from rows above its own, and from itself; parts on one row never import each other.
 LAYERS = [
     {"errors", "progress"},
-    {"files", "config"},
+    {"files"},
+    {"config"},
     {"runs", "hardware"},
     {"data", "model"},
     {"interop"},

@@ -13,7 +13,8 @@ from typer.testing import CliRunner
 
 from clipctl.cli.app import app
 from clipctl.config.layers import Layer, resolve
-from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, sha256
+from clipctl.files import sha256_of
+from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training.plan import make_plan
@@ -146,7 +147,7 @@ def test_verify_deep_finds_what_is_not_finite(invoke, root):
     save_file(tensors, checkpoint.path / MODEL)
     files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
     model = checkpoint.path / MODEL
-    sums = {"size_bytes": model.stat().st_size, "sha256": sha256(model)}
+    sums = {"size_bytes": model.stat().st_size, "sha256": sha256_of(model)}
     rewrite_manifest(checkpoint, files={**files, MODEL: sums})
     assert invoke("verify", "alpha").exit_code == 0
     result = invoke("verify", "alpha", "--deep")

@@ -142,10 +142,11 @@ def test_readers_leave_a_torn_line_for_next_time(tmp_path):
     assert list(read_rows(path)) == [{"kind": "header"}]
 
 
-def test_a_full_disk_costs_rows_and_not_the_training(tmp_path):
+def test_a_full_disk_costs_rows_and_not_the_training(tmp_path, monkeypatch):
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
-    writer = MetricsWriter(Path("/dev/full"), "run-1")
+    monkeypatch.setattr(metrics, "open_to_append", lambda path: os.open("/dev/full", os.O_WRONLY))
+    writer = MetricsWriter(tmp_path / "metrics.jsonl", "run-1")
     writer.write(metrics.STEP, {"step": 1})
     assert writer.lost_rows == 2  # the header too
 

@@ -185,8 +185,8 @@ def test_a_process_that_is_not_the_writer_computes_the_same_and_writes_nothing(m
 def test_a_resumed_checkpoint_is_hashed_once(micro, tmp_path, monkeypatch):
     run, _ = run_training(micro, tmp_path)
     hashed = []
-    plain = checkpoint_module.sha256
-    monkeypatch.setattr(checkpoint_module, "sha256", lambda path: hashed.append(path.name) or plain(path))
+    plain = checkpoint_module.sha256_of
+    monkeypatch.setattr(checkpoint_module, "sha256_of", lambda path: hashed.append(path.name) or plain(path))
     session = resume_run(run, [Layer("test", {"train.epochs": 3})])
     session = replace(session, is_checked=True)
     assert session.train().steps == 9

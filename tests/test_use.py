@@ -22,6 +22,7 @@ from clipctl.config.layers import Layer, resolve
 from clipctl.data.catalog import class_names, open_held_out
 from clipctl.data.held_out import Matches
 from clipctl.errors import ConfigError, DataError, StoreError
+from clipctl.hardware.shelf import Shelf
 from clipctl.inference import embedding_store, evaluation, private, refresh
 from clipctl.inference.embedding_store import EmbeddingStore
 from clipctl.inference.gallery import Originals, open_gallery
@@ -539,7 +540,7 @@ def test_indexes_take_a_share_of_the_disk_at_most(search_folder, tmp_path, monke
     monkeypatch.setattr(private, "free_bytes", lambda _: 0)
     monkeypatch.setattr(private, "DISK_SHARE", 0.7)  # one of two fits
     (tmp_path / "home" / "embeddings" / ".left.deleted").mkdir()
-    private.sweep(tmp_path / "home" / "embeddings")
+    private.sweep(Shelf("embeddings"))
     assert not first.exists() and kept(tmp_path / "home") == {second.name}
 
 
@@ -547,8 +548,8 @@ def test_an_index_in_use_is_not_swept(search_folder, tmp_path, monkeypatch):
     """Neither by this process nor by another, however many use it."""
     monkeypatch.setattr(private, "KEPT_INDEXES", 1)
     used, also = search_folder("a", at_s=1), search_folder("a", at_s=1)
-    code = "import pathlib, sys; from clipctl.inference import private; private.KEPT_INDEXES = 0; "
-    code += "private.sweep(pathlib.Path(sys.argv[1]))"
+    code = "from clipctl.hardware.shelf import Shelf; from clipctl.inference import private; private.KEPT_INDEXES = 0; "
+    code += "private.sweep(Shelf('embeddings'))"
     subprocess.run([sys.executable, "-c", code, used.path.parent], check=True)
     search_folder("b", at_s=2)
     del used

@@ -1,6 +1,5 @@
 """The results of a benchmark, and how they are saved and compared. No torch."""
 
-import json
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -132,10 +131,10 @@ def save_result(result: BenchResult, path: Path) -> None:
 
 def load_result(path: Path) -> BenchResult:
     try:
-        return BenchResult.parse(json.loads(files.read_bounded(path, LIMIT_BYTES)))
+        return BenchResult.parse(files.read_json(path, LIMIT_BYTES))
     except FileNotFoundError:
         raise DataError(f"no such file: {path}", "create one with clipctl bench --save FILE") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
             f"{path} is not a result of clipctl bench: {error}", "create one with clipctl bench --save FILE"
         ) from None

@@ -1,18 +1,27 @@
 """clipctl train --detach: runs the same command again, as a process that belongs to no terminal."""
 
+import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from types import FrameType
 
 import typer
 
 from clipctl.cli import output
-from clipctl.errors import RunError
+from clipctl.errors import ExitCode, RunError, Stopped
+from clipctl.files import open_plain, open_to_append
+from clipctl.hardware.processes import heard_signals
 from clipctl.runs.rundir import RunDir, check_name, new_name
 from clipctl.runs.store import find_unfinished
 
 START_TIMEOUT_S = 300.0
+END_TIMEOUT_S = 20.0
+WORDS_LIMIT_BYTES = 100_000
 
 
 def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_json: bool) -> None:
@@ -25,9 +34,16 @@ def start(root: Path, preset: str, name: str | None, resume: str | None, *, as_j
         run = RunDir.create(root, preset, name)
         run.release()
         which_run = f"--name={name}"
-    log_bytes = run.log_file.stat().st_size if run.log_file.exists() else 0
-    process = launch(run, ["train", which_run, *other_arguments(sys.argv[2:], resume)])
-    wait_until_running(run, process, log_bytes)
+    log, log_bytes = open_log(run)
+    try:
+        process = launch(log, ["train", which_run, *other_arguments(sys.argv[2:], resume)])
+    finally:
+        os.close(log)
+    with leaving_by_exception():
+        try:
+            wait_until_running(run, process, log_bytes)
+        except KeyboardInterrupt:
+            raise end(run, process) from None
     if as_json:
         document = {"run": str(run.path), "pid": process.pid, "log": str(run.log_file), "state": "running"}
         output.print_json("train-detached", document)
@@ -55,10 +71,30 @@ def other_arguments(arguments: list[str], resume: str | None) -> list[str]:
     return kept
 
 
-def launch(run: RunDir, arguments: list[str]) -> "subprocess.Popen[bytes]":
-    """Start it in its own session, so that closing the terminal does not signal it."""
-    with run.log_file.open("ab") as log:
-        return subprocess.Popen(
+def open_log(run: RunDir) -> tuple[int, int]:
+    """The log to append to, and its size. It is locked, and so stays for as long as the trainer lives, which inherits
+    it: the second of two that start at once is turned away before it has a trainer."""
+    try:
+        log = open_to_append(run.log_file)
+    except OSError as error:
+        raise RunError(f"cannot write to {run.log_file}: {error.strerror or error}") from None
+    if sys.platform != "win32":
+        import fcntl
+
+        try:
+            fcntl.flock(log, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(log)
+            hint = f"watch it with: clipctl monitor {run.handle}"
+            raise RunError(f"{run.path} is in use: a training was started there in the background", hint) from None
+    return log, os.fstat(log).st_size
+
+
+def launch(log: int, arguments: list[str]) -> "subprocess.Popen[bytes]":
+    """Start it in its own session, deaf to the terminal's end."""
+    deaf = [signal.signal(signal.SIGHUP, signal.SIG_IGN)] if hasattr(signal, "SIGHUP") else []
+    try:
+        return subprocess.Popen(  # inherits what is ignored
             [sys.executable, "-m", "clipctl", *arguments],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -66,6 +102,24 @@ def launch(run: RunDir, arguments: list[str]) -> "subprocess.Popen[bytes]":
             start_new_session=True,
             close_fds=True,
         )
+    finally:
+        for handler in deaf:
+            signal.signal(signal.SIGHUP, handler)
+
+
+@contextmanager
+def leaving_by_exception() -> Iterator[None]:
+    """Let every signal that asks this process to leave raise KeyboardInterrupt."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, leave) for number in heard_signals()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]", log_bytes: int) -> None:
@@ -76,7 +130,7 @@ def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]", log_byte
         if status is not None and status.pid == process.pid:
             return
         if process.poll() is not None:
-            words = run.log_file.read_bytes()[log_bytes:].decode(errors="replace")
+            words = read_words(run, log_bytes)
             sys.stderr.write(words[max(0, words.find("error: ")) :])
             run.remove_if_stillborn()
             if process.returncode < 0:
@@ -85,5 +139,28 @@ def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]", log_byte
                 )
             raise typer.Exit(process.returncode)
         time.sleep(0.05)
-    hint = f"it is still running in the background: see {run.log_file}, or stop it with clipctl stop {run.handle}"
+    hint = f"it is still running in the background: see {run.log_file}, or end it with kill {process.pid}"
     raise RunError(f"process {process.pid} has not started training after {START_TIMEOUT_S:g} s", hint)
+
+
+def read_words(run: RunDir, log_bytes: int) -> str:
+    """What the trainer has logged."""
+    with open_plain(run.log_file) as log:
+        log.seek(log_bytes)
+        return log.read(WORDS_LIMIT_BYTES).decode(errors="replace")
+
+
+def end(run: RunDir, process: "subprocess.Popen[bytes]") -> Stopped:
+    """End the trainer, because we were told to leave before it was known to run; says what is left."""
+    process.terminate()
+    try:
+        process.wait(END_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+    run.remove_if_stillborn()
+    if not run.path.exists():
+        words, hint = "nothing was started", None
+    else:
+        words, hint = f"{run.path} is not running", f"go on with: clipctl train --resume {run.handle}"
+    return Stopped(f"interrupted: {words}", hint, ExitCode.INTERRUPTED)

@@ -71,6 +71,7 @@ DATA_FLAGS = (
         "Share to hold out, up to 1,000 pictures; default: 0.1.",
         _DATA,
     ),
+    Flag("--max-bad", "data.max_bad", "SHARE", "Pictures that may be unusable; default: 5%.", _DATA),
     Flag("--tokenizer", "data.tokenizer", "NAME", "words, characters, bpe:4096, or a tokenizer.json.", _DATA, True),
 )
 PRESET_FLAG = Flag("--preset", "preset", "NAME", "tiny (default), small, base, medium, large or huge.", _MODEL, True)

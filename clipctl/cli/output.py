@@ -95,9 +95,13 @@ def finite(value: Any) -> Any:
 
 def plain(text: str, style: str = "") -> Text:
     """Text from outside: no markup, and no codes that the terminal would obey."""
-    return Text(
-        re.sub(r"[^\n -~\u00a0-\ud7ff\ue000-\U0010ffff]", lambda match: ascii(match[0])[1:-1], text), style=style
-    )
+    return Text(_CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text), style=style)
+
+
+# Controls and surrogates; invisible characters that turn the direction of what follows, end a line, or hide.
+_CONTROLS = re.compile(
+    r"[^\n -~\u00a0-\ud7ff\ue000-\U0010ffff]|[\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb]"
+)
 
 
 def aligned(rows: "Sequence[tuple[str, ...]]", styles: "Sequence[str] | None" = None) -> Text:

@@ -16,12 +16,16 @@ from typing import Any, Literal
 
 import yaml
 
+from clipctl import files
 from clipctl.config.presets import PRESETS
 from clipctl.config.quantities import Interval, parse_count
 from clipctl.config.sections import TrainConfig
 from clipctl.errors import ConfigError, ConfigErrors
 
-CONFIG_FILE_LIMIT_BYTES = 1_000_000
+CONFIG_FILE_LIMIT_BYTES = 100_000
+SHOWN_CHARACTERS = 60  # of a value, in a message
+NODE_LIMIT = 5_000  # values and keys in a config file
+REPORTED_PROBLEMS = 20
 
 
 @dataclass(frozen=True)
@@ -37,52 +41,66 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
     problems: list[ConfigError] = []
     preset = next((layer.values["preset"] for layer in reversed(layers) if "preset" in layer.values), "tiny")
     if not isinstance(preset, str) or preset not in PRESETS:
-        problems.append(ConfigError(f"unknown preset {preset!r}", _suggestion(str(preset), list(PRESETS), "presets")))
+        problems.append(ConfigError(f"unknown preset {shown(preset)}", _suggestion(preset, list(PRESETS), "presets")))
         preset = "tiny"
     values: dict[str, Any] = {"preset": preset}
     for layer in [Layer("preset", PRESETS[preset]), *layers]:
         for key, raw in layer.values.items():
+            if len(problems) >= REPORTED_PROBLEMS:
+                break
             if key == "preset":
                 continue
             leaf = LEAVES.get(key)
             if leaf is None:
-                problems.append(ConfigError(f"unknown key {key}{_from(layer)}", _suggest_key(key)))
+                problems.append(ConfigError(f"unknown key {key[:SHOWN_CHARACTERS]}{_from(layer)}", _suggest_key(key)))
                 continue
             try:
                 values[key] = leaf.parse(raw)
             except (ValueError, OverflowError) as error:
-                problems.append(ConfigError(f"{key} must be {error}, got {raw!r}{_from(layer)}"))
+                problems.append(ConfigError(f"{key} must be {error}, got {shown(raw)}{_from(layer)}"))
     problems += _contradictions(values)
     if problems:
         raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
     return typing.cast(TrainConfig, _build(TrainConfig, values, ""))
 
 
-class _Loader(yaml.SafeLoader):
-    """Plain values only; a key that stands twice is a mistake, not the later one."""
+class _Loader(yaml.BaseLoader):
+    """Texts, lists and mappings: what a text means, its setting decides, so nothing is a date, and 1:30 is not 90.
+    Aliases, by which a small file can grow without end, are refused; so is a key that stands twice."""
+
+    nodes = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        self.nodes += 1
+        event: Any = self.peek_event()  # type: ignore[no-untyped-call]
+        mark: Any = event.start_mark
+        if isinstance(event, yaml.AliasEvent):
+            raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", mark)
+        if self.nodes > NODE_LIMIT:
+            raise yaml.composer.ComposerError(None, None, f"more than {NODE_LIMIT:,} values", mark)
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key, _ in node.value:
-            if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                if key.value in seen:
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"the key {key.value!r} occurs twice", key.start_mark
-                    )
-                seen.add(key.value)
+            if not isinstance(key, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key that is no text", key.start_mark)
+            if key.value in seen:
+                problem = f"the key {shown(key.value)} occurs twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(key.value)
         return super().construct_mapping(node, deep)
 
 
-def load_yaml(path: Path) -> Layer:
-    """The settings of a YAML file as a layer."""
+def load_yaml(path: Path, *, follows_links: bool = True) -> Layer:
+    """The settings of a YAML file as a layer. In a run, which may be a copy from elsewhere, links are not followed."""
     try:
-        if path.stat().st_size > CONFIG_FILE_LIMIT_BYTES:
-            raise ConfigError(f"{path} is larger than 1 MB, which no config file is")
-        document = yaml.load(path.read_text(encoding="utf-8"), _Loader)
+        content = files.read_bounded(path.resolve() if follows_links else path, CONFIG_FILE_LIMIT_BYTES)
+        document = yaml.load(content.decode(), _Loader)
     except FileNotFoundError:
         raise ConfigError(f"no such config file: {path}", "examples/tiny.yaml shows what one looks like") from None
     except OSError as error:
-        raise ConfigError(f"cannot read config file {path}: {error.strerror}") from None
+        raise ConfigError(f"cannot read config file {path}: {error.strerror or error}") from None
     except UnicodeDecodeError:
         raise ConfigError(f"{path} is not a text file in UTF-8") from None
     except (ValueError, RecursionError):  # such as an impossible date, or ten thousand brackets
@@ -93,10 +111,11 @@ def load_yaml(path: Path) -> Layer:
         raise ConfigError(
             f"{path}{line} is not valid YAML: {getattr(error, 'problem', None) or 'unreadable'}"
         ) from None
-    if document is None:
+    if document is None or document == "":
         document = {}
     if not isinstance(document, dict):
-        raise ConfigError(f"{path} must contain keys and values, found a {type(document).__name__}")
+        kind = "list" if isinstance(document, list) else "text"
+        raise ConfigError(f"{path} must contain keys and values, found a {kind}")
     return Layer(str(path), dict(_flatten(document, "")))
 
 
@@ -153,7 +172,7 @@ class Leaf:
 
     def parse(self, raw: Any) -> Any:
         """The value that `raw` (from YAML, a flag or Python) stands for. Raises ValueError saying what is expected."""
-        if self.optional and (raw is None or str(raw).lower() in ("none", "null", "auto")):
+        if self.optional and (raw is None or str(raw).lower() in ("", "none", "null", "auto")):
             return None
         if typing.get_origin(self.kind) is Literal:
             choices = typing.get_args(self.kind)
@@ -192,8 +211,9 @@ class Leaf:
         if self.kind is int:
             value = parse_count(raw)
         else:
+            is_percent = isinstance(raw, str) and raw.endswith("%")
             try:
-                value = float(raw)
+                value = float(raw[:-1]) / 100 if is_percent else float(raw)  # type: ignore[index]
             except ValueError:
                 raise ValueError("a number") from None
         if not math.isfinite(value):
@@ -246,7 +266,7 @@ def _flatten(document: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, An
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and key in _SECTIONS:
             yield from _flatten(value, f"{key}.")
-        elif not (value is None and key in _SECTIONS):  # an empty section says nothing
+        elif not (value in (None, "") and key in _SECTIONS):  # an empty section says nothing
             yield key, value
 
 
@@ -296,17 +316,24 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[ConfigError]:
             )
 
 
+def shown(value: Any) -> str:
+    """A value in a message: not all of it, if it is long."""
+    text = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str | list | tuple) else value)
+    return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
+
+
 def _from(layer: Layer) -> str:
     return f" ({layer.origin})"
 
 
-def _suggestion(word: str, known: Sequence[str], noun: str) -> str:
-    close = difflib.get_close_matches(word, known, n=1)
+def _suggestion(word: Any, known: Sequence[str], noun: str) -> str:
+    close = difflib.get_close_matches(str(word)[:SHOWN_CHARACTERS], known, n=1)
     return f"did you mean {close[0]}?" if close else f"{noun}: {', '.join(known)}"
 
 
 def _suggest_key(key: str) -> str:
     """A near key; else one whose last part is the same (`lr` for `optim.lr`); else the keys of that section."""
+    key = key[:SHOWN_CHARACTERS]
     close = difflib.get_close_matches(key, LEAVES, n=1)
     same_name = [known for known in LEAVES if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
     if same_name or close:

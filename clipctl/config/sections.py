@@ -157,6 +157,7 @@ class DataConfig:
     )  # or bpe:4096, or a tokenizer.json
     seed: int = bounded(0, low=0, high=2**32 - 1)  # of drawn pictures and of the split; the training seed is train.seed
     val_fraction: float = bounded(0.1, low=0.001, high=0.9)
+    max_bad: float = bounded(0.05, low=0.0, high=1.0)  # share of pictures that cannot be used; more end the run
     val_limit: int = bounded(1000, low=2, high=10_000)  # pictures that an evaluation looks at, at most
     # Augmentation. None: what suits drawn scenes (shift and zoom), or pictures from files (crop and jitter).
     max_shift: float | None = bounded(None, low=0.0, high=0.5)  # random shift, as a share of the side

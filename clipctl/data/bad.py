@@ -1,12 +1,12 @@
 """Pictures that cannot be used: which, why, how many are too many. No torch."""
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from clipctl.errors import DataError
 
-MAX_BAD_SHARE = 0.05  # of the pictures; beyond that, something is wrong with the data as a whole
 LISTED_BAD = 10
 
 
@@ -21,15 +21,17 @@ class BadPicture(NamedTuple):
     reason: str
 
 
-def check_bad(reasons: Mapping[str, str], pictures: int) -> None:
-    """Raise DataError if more than a few pictures are bad."""
-    if len(reasons) <= MAX_BAD_SHARE * pictures:
+def check_bad(reasons: Mapping[str, str], pictures: int, max_share: float) -> None:
+    """Raise DataError if more pictures are bad than a user expects: something is wrong with the data as a whole."""
+    if len(reasons) <= max_share * pictures:
         return
     is_lost = all(reason == "missing" for reason in reasons.values())
+    where = "--image-root DIR if they are elsewhere" if is_lost else "clipctl data inspect DATA --deep lists them all"
+    allowed = math.ceil(100 * len(reasons) / pictures)
     raise DataError(
-        f"{len(reasons):,} of {pictures:,} pictures cannot be used, more than {MAX_BAD_SHARE:.0%}: "
+        f"{len(reasons):,} of {pictures:,} pictures cannot be used, more than {max_share:.0%}: "
         f"{bad_counts(reasons.values())}: {'; '.join(bad_lines(reasons))}",
-        "pass --image-root DIR if they are elsewhere" if is_lost else "clipctl data inspect DATA --deep lists them all",
+        f"{where}; to train without them: --max-bad {allowed}%",
     )
 
 

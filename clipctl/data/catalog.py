@@ -49,7 +49,7 @@ def open_data(config: DataConfig, tell: Tell = silent) -> Data:
             f"held-out pairs; at least {MIN_PAIRS} of each are needed",
             own,
         )
-    check_bad(dict.fromkeys(data.missing, "missing"), train + val + len(data.missing))
+    check_bad(dict.fromkeys(data.missing, "missing"), train + val + len(data.missing), config.max_bad)
     return data
 
 

@@ -15,6 +15,7 @@ FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # none t
 FILE_LIMIT_BYTES = 256 * 2**20
 NO_HEIF = "HEIC: pip install pillow-heif or save as JPEG"  # why an iPhone's picture cannot be used
 PIXEL_LIMIT = 150_000_000  # a 12,000 × 12,000 scan; more is a mistake or an attack
+DECODED_LIMIT_BYTES = 600_000_000  # that one picture may take at once
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 
@@ -69,6 +70,8 @@ def open_picture(content: bytes, least_px: int | None = None) -> Image.Image:
         orientation = picture.getexif().get(ExifTags.Base.Orientation)
         if least_px and picture.format == "JPEG" and min(picture.size) >= 2 * least_px:
             picture.draft("RGB", _drafted(picture.size, least_px))
+        if picture.width * picture.height * _bytes_per_pixel(picture) > DECODED_LIMIT_BYTES:
+            raise BadPictureError(f"more than {DECODED_LIMIT_BYTES // 10**6} MB when decoded")
         rgb = to_rgb(picture)
     except BadPictureError:
         raise
@@ -96,15 +99,32 @@ def _drafted(size: tuple[int, int], least_px: int) -> tuple[int, int]:
     return round(size[0] * scale), round(size[1] * scale)
 
 
+STRIP_ROWS = 64
+_DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # more than eight bits of grey
+
+
+def _bytes_per_pixel(picture: Image.Image) -> int:
+    """What decoding takes at its peak: the pixels as they are in the file, beside those in RGB."""
+    if picture.mode == "RGB" and "transparency" not in picture.info:
+        return 3
+    if picture.mode in _DEEP:
+        return (2 if picture.mode.startswith("I;16") else 4) + 3
+    return 12 if _has_alpha(picture) else 4 + 3  # with transparency: twice, the white below, and the mask
+
+
+def _has_alpha(picture: Image.Image) -> bool:
+    return picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info
+
+
 def to_rgb(picture: Image.Image) -> Image.Image:
     """Eight bits each of red, green and blue. Only the first frame of an animation is used."""
     mode = picture.mode
     if mode == "RGB" and "transparency" not in picture.info:
         picture.load()
         return picture
-    if mode in ("I;16", "I;16L", "I;16B", "I;16N", "I", "F"):  # convert() would clip everything above 255
-        return Image.fromarray(_eight_bits(np.asarray(picture)), "L").convert("RGB")
-    if mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info:
+    if mode in _DEEP:  # convert() would clip everything above 255
+        return _eight_bits(picture)
+    if _has_alpha(picture):
         above = picture.convert("RGBA")
         white = Image.new("RGB", picture.size, _WHITE)
         white.paste(above, mask=above.getchannel("A"))
@@ -112,14 +132,26 @@ def to_rgb(picture: Image.Image) -> Image.Image:
     return picture.convert("RGB")
 
 
-def _eight_bits(values: NDArray[Any]) -> NDArray[np.uint8]:
-    """Grey values of more than eight bits, scaled by the range of their type; floats by their actual range."""
-    numbers = values.astype(np.float64)
-    if values.dtype.kind == "f":
-        low, high = float(numbers.min()), float(numbers.max())
-    else:
-        low, high = 0.0, 255.0 if numbers.max() <= 255 else 65535.0
-    return (np.clip((numbers - low) / max(high - low, 1e-12), 0, 1) * 255).round().astype(np.uint8)
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """Grey values of more than eight bits, scaled by the range of their type; floats by their actual range. In strips:
+    a copy of a large picture in eight bytes a pixel would take gigabytes."""
+    width, height = picture.size
+    strips = [(0, top, width, min(top + STRIP_ROWS, height)) for top in range(0, height, STRIP_ROWS)]
+    ranges = [(float(values.min()), float(values.max())) for values in (_values(picture, strip) for strip in strips)]
+    low, high = min(low for low, _ in ranges), max(high for _, high in ranges)
+    if picture.mode != "F":
+        low, high = 0.0, 255.0 if high <= 255 else 65535.0
+    rgb = Image.new("RGB", picture.size)
+    for strip in strips:
+        values = _values(picture, strip).astype(np.float64)
+        shares = np.clip((values - low) / max(high - low, 1e-12), 0, 1)
+        rgb.paste(Image.fromarray((shares * 255).round().astype(np.uint8), "L").convert("RGB"), strip[:2])
+    return rgb
+
+
+def _values(picture: Image.Image, strip: tuple[int, int, int, int]) -> NDArray[Any]:
+    values = np.asarray(picture.crop(strip))
+    return np.nan_to_num(values) if picture.mode == "F" else values
 
 
 MAX_RATIO = 16  # of a picture that is scaled before it is cut: beyond that its ends are cut off first

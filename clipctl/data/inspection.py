@@ -1,5 +1,6 @@
 """What to know about a dataset before training on it. No torch."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipctl.config.sections import DataConfig
-from clipctl.data.bad import MAX_BAD_SHARE, BadPictureError
+from clipctl.data.bad import BadPictureError
 from clipctl.data.catalog import Data, leakage_of, read_data
 from clipctl.data.decoding import picture_size
 from clipctl.data.index.source import IndexedSource
@@ -134,17 +135,23 @@ def inspect_data(
         height_px=Spread.of([one.height for one in good]),
         decode_images_per_s=1 / median(one.seconds for one in good) if good else None,
         bad=bad,
-        notes=[*data.notes, *_warnings(data, bad)],
+        notes=[*data.notes, *_warnings(data, bad, len(looks), config.max_bad)],
     )
 
 
-def _warnings(data: Data, bad: dict[str, str]) -> Iterator[str]:
+def _warnings(data: Data, bad: dict[str, str], decoded: int, max_bad: float) -> Iterator[str]:
     """What training would refuse."""
     if min(len(data.train), len(data.val)) < MIN_PAIRS:
         yield f"too few to train: at least {MIN_PAIRS} training and {MIN_PAIRS} held-out pictures are needed"
     total = len(data.train) + len(data.val) + len(data.missing)
-    if len(bad) > MAX_BAD_SHARE * total:
-        yield f"{len(bad):,} of {total:,} pictures are bad; training allows at most {MAX_BAD_SHARE:.0%}"
+    # Of those that are there, a sample was decoded.
+    broken = (len(bad) - len(data.missing)) / max(1, decoded)
+    share = (len(data.missing) + broken * (total - len(data.missing))) / max(1, total)
+    if share > max_bad:
+        yield (
+            f"about {share:.0%} of {total:,} pictures cannot be used, and training allows {max_bad:.0%}; "
+            f"to train without them: --max-bad {math.ceil(100 * share)}%"
+        )
 
 
 # --- pictures -------------------------------------------------------------------------------------------------

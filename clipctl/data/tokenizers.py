@@ -14,10 +14,12 @@ from numpy.typing import NDArray
 
 from clipctl.data.source import Source
 from clipctl.errors import DataError
+from clipctl.files import read_bounded
 
 PAD_ID, START_ID, UNKNOWN_ID = 0, 1, 2
 _FIRST_CHARACTER_ID = 3
 FILE_LIMIT_BYTES = 100_000_000
+MAX_CONTEXT = 4096
 LEARN_LIMIT_CAPTIONS = 1_000_000  # more hardly change a vocabulary
 LONGEST_CAPTIONS, COUNTED_CAPTIONS = 2_000, 200_000  # tokenised to find the longest, and to count how many are cut
 
@@ -233,11 +235,8 @@ def read_tokenizer(path: Path, context: int) -> SubwordTokenizer:
     """A tokenizer.json from disk, or the one in a directory."""
     path = path / "tokenizer.json" if path.is_dir() else path
     try:
-        if path.exists() and not path.is_file():
-            raise DataError(f"{path} is not a regular file")
-        if path.stat().st_size > FILE_LIMIT_BYTES:
-            raise DataError(f"{path} is larger than {FILE_LIMIT_BYTES // 10**6} MB, too large for a tokenizer")
-        tokenizer = SubwordTokenizer(path.read_text(encoding="utf-8"), context)
+        content = read_bounded(path.resolve(), FILE_LIMIT_BYTES)  # in a hub's cache, files are links
+        tokenizer = SubwordTokenizer(content.decode(), context)
         tokenizer.encode("a picture of 3 Ünknown things")  # some files fail only when used
         return tokenizer
     except FileNotFoundError:
@@ -245,7 +244,7 @@ def read_tokenizer(path: Path, context: int) -> SubwordTokenizer:
             f"no such tokenizer: {path}", "use characters, bpe:4096 or the path of a tokenizer.json"
         ) from None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror}") from None
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
     except DataError:
         raise
     except Exception as error:  # the package raises bare Exception
@@ -253,14 +252,28 @@ def read_tokenizer(path: Path, context: int) -> SubwordTokenizer:
 
 
 def from_dict(document: dict[str, Any]) -> Tokenizer:
-    """The tokenizer that `to_dict` describes."""
-    if document.get("kind") == CharacterTokenizer.kind:
-        return CharacterTokenizer(document["alphabet"], document["context"])
-    if document.get("kind") == WordTokenizer.kind:
-        return WordTokenizer(document["pieces"], document["context"])
-    if document.get("kind") == SubwordTokenizer.kind:
-        return SubwordTokenizer(json.dumps(document["definition"]), document["context"])
-    raise DataError(f"unknown tokenizer kind {document.get('kind')!r}")
+    """The tokenizer that `to_dict` describes. Raises DataError for anything else."""
+    if not isinstance(document, dict):
+        raise DataError("this is not the description of a tokenizer")
+    kind, context = document.get("kind"), document.get("context")
+    if type(context) is not int or not 3 <= context <= MAX_CONTEXT:
+        raise DataError(f"a tokenizer whose context is {str(context)[:40]!r}")
+    if kind == CharacterTokenizer.kind and isinstance(document.get("alphabet"), str):
+        return CharacterTokenizer(document["alphabet"], context)
+    if kind == WordTokenizer.kind and _are_texts(document.get("pieces")):
+        return WordTokenizer(document["pieces"], context)
+    if kind == SubwordTokenizer.kind and isinstance(document.get("definition"), dict):
+        try:
+            return SubwordTokenizer(json.dumps(document["definition"]), context)
+        except DataError:
+            raise
+        except Exception as error:  # the package raises bare Exception
+            raise DataError(f"not a valid tokenizer: {str(error)[:120]}") from None
+    raise DataError(f"an unknown or incomplete tokenizer, of kind {str(kind)[:40]!r}")
+
+
+def _are_texts(values: Any) -> bool:
+    return isinstance(values, list) and all(isinstance(value, str) for value in values)
 
 
 class CaptionFit(NamedTuple):

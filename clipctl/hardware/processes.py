@@ -12,20 +12,27 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-_STOPS = (signal.SIGINT, signal.SIGTERM)
+# Ctrl-C, `clipctl stop` and the system's end, a terminal that was closed.
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else []))
+
+
+def heard_signals() -> list[signal.Signals]:
+    """The stop signals that this process was not told to ignore: what `nohup` and --detach start does not end with its
+    terminal."""
+    return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 @contextmanager
 def signals_held() -> Iterator[None]:
-    """Block SIGINT and SIGTERM while processes start; this process receives them when the block ends.
+    """Block stop signals while processes start; this process receives them when the block ends.
 
     A child inherits the mask: a signal to the whole group (Ctrl-C in a terminal) does not reach it.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    resource_tracker.ensure_running()  # starting it unblocks both signals, so do that first
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPS)
+    resource_tracker.ensure_running()  # starting it unblocks some of them, so do that first
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
     try:
         yield
     finally:
@@ -63,7 +70,7 @@ def _handlers_held() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in _STOPS}
+    before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in heard_signals()}
     try:
         yield
     finally:
@@ -76,7 +83,7 @@ def _handlers_held() -> Iterator[None]:
 def _begin(begin: Callable[..., None] | None, arguments: tuple[Any, ...]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     if hasattr(signal, "pthread_sigmask"):
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPS)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     if begin:
         begin(*arguments)

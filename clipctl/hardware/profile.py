@@ -26,6 +26,8 @@ from clipctl.hardware import cpu
 SCHEMA = "clipctl.machine/2"
 LIMIT_BYTES = 8_000_000
 KEPT_STEPS = 500
+RATES_LIFE_S = 30 * 86400.0  # then they are measured again, which takes a moment
+LEAST_GAIN = 0.7  # of a rate with more threads over one with fewer
 HYBRID = "hybrid"  # a device made of two: image tower on the accelerator, text tower on the CPU
 
 
@@ -110,6 +112,7 @@ class Rates:
     precision: str
     threads: int
     gflops: float  # of a matrix product
+    saved_s: float = 0.0  # since 1970
 
 
 @dataclass(frozen=True)
@@ -160,6 +163,7 @@ class Profile:
         return replace(self, devices=tuple(devices))
 
     def with_rates(self, new: "list[Rates]") -> "Profile":
+        new = [one if one.saved_s else replace(one, saved_s=now_s()) for one in new]
         names = {(one.device, one.precision, one.threads) for one in new}
         kept = [one for one in self.rates if (one.device, one.precision, one.threads) not in names]
         return replace(self, rates=(*kept, *new))
@@ -183,6 +187,12 @@ class Profile:
         wanted = (device, precision, threads)
         return next((one for one in self.rates if (one.device, one.precision, one.threads) == wanted), None)
 
+    def is_plausible(self, rate: Rates) -> bool:
+        """Not if fewer threads reach far more: then another program was busy, and threads waited for each other."""
+        place = (rate.device, rate.precision)
+        fewer = (one for one in self.rates if (one.device, one.precision) == place and one.threads < rate.threads)
+        return all(rate.gflops >= LEAST_GAIN * one.gflops for one in fewer)
+
     def rate(self, device: str, precision: str, threads: int) -> Rates | None:
         """The rate measured with that many threads, or else with the most."""
         found = [one for one in self.rates if one.device == device and one.precision == precision]
@@ -201,7 +211,7 @@ class Profile:
             return cls(
                 machine=Machine.parse(document["machine"]),
                 devices=tuple(DeviceFacts(**_numbers(one, "memory_bytes")) for one in document["devices"]),
-                rates=tuple(Rates(**_numbers(one, "threads", "gflops")) for one in document["rates"]),
+                rates=tuple(rate for one in document["rates"] if (rate := _rate(one)).saved_s > now_s() - RATES_LIFE_S),
                 steps=tuple(_sample(one) for one in document["steps"]),
                 attention=tuple(_times(one) for one in document.get("attention", ())),
                 checked={key: dict(one) for key, one in document["checked"].items()},
@@ -209,6 +219,10 @@ class Profile:
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"incomplete: {error}") from None
+
+
+def _rate(values: dict[str, Any]) -> Rates:
+    return Rates(**_numbers({"saved_s": 0.0, **values}, "threads", "gflops", "saved_s"))
 
 
 def _sample(values: dict[str, Any]) -> StepSample:
@@ -246,8 +260,8 @@ def load_profile(machine: Machine | None = None) -> Profile:
     """What is known about this machine; nothing if it is new or the file is damaged."""
     machine = machine or Machine.here()
     try:
-        profile = Profile.parse(json.loads(files.read_bounded(profile_file(machine), LIMIT_BYTES)))
-    except (OSError, ValueError, RecursionError):
+        profile = Profile.parse(files.read_json(profile_file(machine), LIMIT_BYTES))
+    except (OSError, ValueError):
         return Profile(machine)
     return profile if profile.machine == machine else Profile(machine)
 

@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from clipctl import files
 from clipctl.errors import ClipctlError, DataError, StoreError
 from clipctl.inference.gallery import BadFile, PictureId
-from clipctl.runs.checkpoint import sha256
 
 SCHEMA = "clipctl.index/1"
 MANIFEST = "manifest.json"
@@ -175,7 +174,7 @@ def problems_of(path: Path) -> list[str]:
 def _file_problem(path: Path, manifest: Manifest, kind: str) -> str | None:
     name = manifest.names[kind]
     try:
-        is_right = sha256(path / name) == manifest.sums.get(kind)
+        is_right = files.sha256_of(path / name) == manifest.sums.get(kind)
     except FileNotFoundError:
         return f"{name} is missing"
     except OSError as error:
@@ -185,13 +184,13 @@ def _file_problem(path: Path, manifest: Manifest, kind: str) -> str | None:
 
 def read_manifest(path: Path) -> Manifest:
     try:
-        return Manifest.parse(json.loads(files.read_bounded(path / MANIFEST, MANIFEST_LIMIT_BYTES)))
+        return Manifest.parse(files.read_json(path / MANIFEST, MANIFEST_LIMIT_BYTES))
     except (FileNotFoundError, NotADirectoryError):
         raise DataError(
             f"{path} is not an index of embeddings: it has no {MANIFEST}",
             f"make one: clipctl embed MODEL {path} -o INDEX",
         ) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise StoreError(f"{path / MANIFEST} cannot be read: {error}") from None
 
 
@@ -214,7 +213,7 @@ class _Lines:
 
 def _parsed(line: bytes, file: Path) -> PictureId:
     try:
-        values = json.loads(line)
+        values = files.parse_json(line)
         return PictureId(str(values["path"]), int(values["size_bytes"]), int(values["changed"]))
     except (ValueError, KeyError, TypeError) as error:
         raise StoreError(f"{file} is damaged: {error}") from None
@@ -307,7 +306,7 @@ def write_state(
     with files.replaced(path / manifest.bad_file) as partial:
         lines = (json.dumps({**one.picture._asdict(), "reason": one.reason}) + "\n" for one in bad)
         partial.write_text("".join(lines), encoding="utf-8")
-    sums = {kind: sha256(path / name) for kind, name in manifest.names.items()}
+    sums = {kind: files.sha256_of(path / name) for kind, name in manifest.names.items()}
     manifest = Manifest(generation, model, len(rows), dtype, list(places), sums)
     files.write_json(path / MANIFEST, manifest.to_dict())
     sweep(path, manifest)

@@ -7,7 +7,6 @@
 Pickles are only ever opened by torch's weights-only reader, which builds tensors and runs nothing.
 """
 
-import json
 import pickle
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,11 @@ from clipctl.config.layers import Layer, resolve
 from clipctl.config.sections import ModelConfig, TrainConfig
 from clipctl.data.tokenizers import FILE_LIMIT_BYTES, SubwordTokenizer, package, read_tokenizer
 from clipctl.errors import CheckpointError, DataError
-from clipctl.files import read_bounded
+from clipctl.files import read_bounded, read_json, sha256_of
 from clipctl.interop import configs, naming
 from clipctl.interop.naming import Tensors
 from clipctl.model.clip import Clip
 from clipctl.model.weights import TrainedModel, check_tensors
-from clipctl.runs.checkpoint import sha256
 from clipctl.runs.tensors import read_header
 
 TRANSFORMERS_CONFIG, OPEN_CLIP_CONFIG, PREPROCESSOR = "config.json", "open_clip_config.json", "preprocessor_config.json"
@@ -59,7 +57,7 @@ class ForeignModel:
     @property
     def fingerprint(self) -> str:
         """Of its weights."""
-        sums = [sha256(file.resolve()) for file in self.files]
+        sums = [sha256_of(file.resolve()) for file in self.files]
         return sums[0] if len(sums) == 1 else "+".join(sums)
 
     def load(self) -> TrainedModel:
@@ -99,12 +97,12 @@ def recognise(path: Path, hints: Hints) -> ForeignModel:
         return ForeignModel(path, "open_clip", (path,), None, hints)
     found = {name for name in (TRANSFORMERS_CONFIG, OPEN_CLIP_CONFIG) if (path / name).is_file()}
     if TRANSFORMERS_CONFIG in found and (files := _weights(path, TRANSFORMERS_WEIGHTS)):
-        document, preprocessor = read_json(path / TRANSFORMERS_CONFIG), path / PREPROCESSOR
-        seen = read_json(preprocessor) if preprocessor.is_file() else None
+        document, preprocessor = read_object(path / TRANSFORMERS_CONFIG), path / PREPROCESSOR
+        seen = read_object(preprocessor) if preprocessor.is_file() else None
         if document.get("model_type") == "clip" or OPEN_CLIP_CONFIG not in found:
             return _described(path, "transformers", files, lambda: configs.from_transformers(document, seen), hints)
     if OPEN_CLIP_CONFIG in found and (files := _weights(path, (*OPEN_CLIP_WEIGHTS, *TRANSFORMERS_WEIGHTS))):
-        document = read_json(path / OPEN_CLIP_CONFIG)
+        document = read_object(path / OPEN_CLIP_CONFIG)
         return _described(path, "open_clip", files, lambda: configs.from_open_clip(document), hints)
     if found:
         raise CheckpointError(f"{path} has {found.pop()}, but no weights beside it: {', '.join(TRANSFORMERS_WEIGHTS)}")
@@ -128,18 +126,18 @@ def _described(path: Path, library: naming.Library, files: tuple[Path, ...], rea
 
 def _weights(path: Path, names: tuple[str, ...]) -> tuple[Path, ...]:
     if (path / SHARDS).is_file():
-        shards = set(read_json(path / SHARDS).get("weight_map", {}).values())
+        shards = set(read_object(path / SHARDS).get("weight_map", {}).values())
         if not all(isinstance(one, str) and Path(one).name == one for one in shards):
             raise CheckpointError(f"{path / SHARDS} names files outside its directory")
         return tuple(path / one for one in sorted(shards))
     return next(((path / name,) for name in names if (path / name).is_file()), ())
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_object(path: Path) -> dict[str, Any]:
     try:
         # Files in a hub's cache are links into its own store.
-        document = json.loads(read_bounded(path.resolve(), _JSON_LIMIT_BYTES))
-    except (OSError, ValueError, RecursionError) as error:
+        document = read_json(path.resolve(), _JSON_LIMIT_BYTES)
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise CheckpointError(f"{path} is not a JSON object")
@@ -209,7 +207,7 @@ def read_foreign_tokenizer(path: Path, given: Path | None, config: TrainConfig) 
     elif (directory / "tokenizer.json").is_file():
         tokenizer = read_tokenizer(directory / "tokenizer.json", context)
     elif (directory / "vocab.json").is_file() and (directory / "merges.txt").is_file():
-        vocabulary = read_json(directory / "vocab.json")
+        vocabulary = read_object(directory / "vocab.json")
         lines = read_bounded((directory / "merges.txt").resolve(), FILE_LIMIT_BYTES).decode().splitlines()
         tokenizer = _openai_tokenizer(vocabulary, _merges(lines), context)
     elif vocab_size == OPENAI_VOCABULARY and (known := _open_clip_vocabulary()):

@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from clipctl.config.layers import to_dict
 from clipctl.data import tokenizers
 from clipctl.errors import CheckpointError
-from clipctl.files import replaced
+from clipctl.files import replaced, sha256_of
 from clipctl.interop.card import Card, write_card
 from clipctl.interop.export import check_target, transformers_config, write_document, write_shared
 from clipctl.interop.foreign import TRANSFORMERS_CONFIG
 from clipctl.interop.graphs import CaptionTower, extra, plain_attention, quiet
 from clipctl.interop.onnx_model import DESCRIPTION, SCHEMA, TEXT, VISION, graph_file
 from clipctl.model.weights import TrainedModel
-from clipctl.runs.checkpoint import sha256
 
 OPSET = 18  # the lowest that torch exports to, so that older runtimes read it too
 LIMIT_BYTES = 2_000_000_000  # of one file, by its format
@@ -103,7 +102,7 @@ def _write_description(trained: TrainedModel, directory: Path, fingerprint: str)
         "fingerprint": fingerprint,
         "scale": float(trained.model.log_scale.detach().exp()),
         "bias": 0.0 if trained.model.bias is None else float(trained.model.bias.detach()),
-        "files": {file.relative_to(directory).as_posix(): sha256(file) for file in files},
+        "files": {file.relative_to(directory).as_posix(): sha256_of(file) for file in files},
         "tokenizer": trained.tokenizer,
         "config": to_dict(trained.config),
     }

@@ -20,11 +20,11 @@ from clipctl.config.sections import ImageTowerConfig, TrainConfig
 from clipctl.data import tokenizers
 from clipctl.data.tokenizers import Tokenizer
 from clipctl.errors import CheckpointError
-from clipctl.interop.foreign import has_weights, read_json
+from clipctl.files import sha256_of
+from clipctl.interop.foreign import has_weights, read_object
 from clipctl.interop.graphs import extra
 from clipctl.model.clip import normalise
 from clipctl.model.weights import Identity
-from clipctl.runs.checkpoint import sha256
 
 DESCRIPTION = "clipctl.json"
 SCHEMA = "clipctl.onnx/1"
@@ -58,7 +58,7 @@ class OnnxModel:
 
     @classmethod
     def read(cls, path: Path) -> "OnnxModel":
-        document = read_json(path / DESCRIPTION)
+        document = read_object(path / DESCRIPTION)
         if document.get("schema") != SCHEMA:
             raise CheckpointError(f"{path / DESCRIPTION} has schema {document.get('schema')!r}, expected {SCHEMA}")
         try:
@@ -90,7 +90,7 @@ class OnnxModel:
         for tower in (VISION, TEXT):
             file = graph_file(self.path, tower, int8=int8)
             try:
-                is_same = sha256(file) == self.files.get(file.relative_to(self.path).as_posix())
+                is_same = sha256_of(file) == self.files.get(file.relative_to(self.path).as_posix())
             except OSError as error:
                 raise CheckpointError(f"{file} cannot be read: {error.strerror or error}") from None
             if not is_same:

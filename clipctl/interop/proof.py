@@ -19,7 +19,7 @@ from clipctl.data import tokenizers
 from clipctl.data.decoding import open_picture, to_square
 from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.interop import configs, coreml
-from clipctl.interop.foreign import OPEN_CLIP_CONFIG, read_json
+from clipctl.interop.foreign import OPEN_CLIP_CONFIG, read_object
 from clipctl.interop.onnx_model import OnnxModel
 from clipctl.model.clip import Clip, normalise
 from clipctl.model.weights import TrainedModel
@@ -141,7 +141,7 @@ def _ask_open_clip(target: Path, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor
         images = torch.stack([preprocess(Image.open(file)) for file in inputs.files])
     else:  # its preprocessing needs torchvision; its statistics do not
         model = open_clip.create_model(name)
-        images = inputs.images(configs.from_open_clip(read_json(target / OPEN_CLIP_CONFIG)).image)
+        images = inputs.images(configs.from_open_clip(read_object(target / OPEN_CLIP_CONFIG)).image)
     tokens = open_clip.get_tokenizer(name)(inputs.captions)
     image, text, scale, *bias = model.eval()(images, tokens)
     return image, text, scale * image @ text.T + (bias[0] if bias else 0.0)

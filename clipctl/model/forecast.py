@@ -173,7 +173,7 @@ class CostModel:
         else:
             return None
         flops, moved, parameters, kernels = self._fit(other)[0]
-        slower = other.threads / setting.threads
+        slower = self._busy_cores(other) / self._busy_cores(setting)
         prices = (flops * slower / speed, moved * slower, parameters, kernels)
         return Estimate.around(_dot(astuple(cost.step_work(workload)), prices), 0.5, "prior")
 
@@ -195,12 +195,16 @@ class CostModel:
         if setting.device != "cpu":
             return ACCELERATOR_PRICES
         rate = self.profile.rate("cpu", setting.precision, setting.threads)
-        gflops = 0.8 * rate.gflops if rate and rate.gflops else CPU_GFLOPS_A_CORE * setting.threads
+        gflops = 0.8 * rate.gflops if rate and rate.gflops else CPU_GFLOPS_A_CORE * self._busy_cores(setting)
         return 1e-9 / gflops, 1e-9 / CPU_GBYTES_PER_S, 1e-9 / CPU_GBYTES_PER_S, CPU_KERNEL_S
 
     @property
     def cores(self) -> int:
         return self.profile.machine.cores
+
+    def _busy_cores(self, setting: Setting) -> int:
+        """More threads than cores take turns."""
+        return min(setting.threads, self.cores)
 
     # --- attention ------------------------------------------------------------------------------------------------
 

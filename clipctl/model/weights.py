@@ -20,6 +20,7 @@ from clipctl.runs.tensors import read_header
 
 Shapes = Mapping[str, tuple[int, ...]]
 NAMED = 10  # tensors in an error message
+FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 class TrainedModel(NamedTuple):
@@ -54,7 +55,7 @@ def load_model(checkpoint: Checkpoint) -> TrainedModel:
     try:
         config = from_dict(facts["config"], str(checkpoint.path))
         tokenizer = facts["tokenizer"]
-    except (KeyError, AttributeError, ConfigError) as error:
+    except (KeyError, AttributeError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{checkpoint.path} does not say which model it holds: {error}") from None
     with torch.device("meta"):  # shapes only: the weights come from the file
         model = Clip(config.model, loss=config.train.loss)
@@ -62,7 +63,12 @@ def load_model(checkpoint: Checkpoint) -> TrainedModel:
     files = weight_files(checkpoint, facts)
     wanted = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     check_tensors(str(files[-1]), {name: shape for file in files for name, shape in file_shapes(file).items()}, wanted)
-    model.load_state_dict({name: tensor for file in files for name, tensor in load_file(file).items()}, assign=True)
+    for file in files:
+        check_floats(file)
+    tensors = {name: tensor for file in files for name, tensor in load_file(file).items()}
+    if odd := [name for name, tensor in tensors.items() if not is_finite(tensor)]:
+        raise CheckpointError(f"{odd[0]} in {checkpoint.path} is not finite: the model cannot be used")
+    model.load_state_dict(tensors, assign=True)
     return TrainedModel(merged(model).requires_grad_(True).eval(), config, tokenizer)
 
 
@@ -97,8 +103,20 @@ def weight_files(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> list[Path]
     return files
 
 
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Smallest and largest value, in one pass: NaN is passed on, an infinity is one of them."""
+    return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor.float()))).all())
+
+
 def file_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     return {name: info.shape for name, info in read_header(file).items()}
+
+
+def check_floats(file: Path) -> None:
+    """Weights are floating-point numbers; torch would convert others in silence."""
+    for name, info in read_header(file).items():
+        if info.dtype not in FLOATS:
+            raise CheckpointError(f"{name[:80]} in {file} has type {info.dtype}, expected one of {', '.join(FLOATS)}")
 
 
 def check_shapes(file: Path, wanted: Shapes) -> None:

@@ -53,6 +53,7 @@ class RunFacts:
     silence_s: float = 0.0  # time without progress, by the watcher's own clock; 0: making progress
     state: str = "running"
     handle: str = "RUN"  # what to type to refer to it
+    lost_rows: int = 0  # of metrics that could not be written
 
     @property
     def is_live(self) -> bool:
@@ -337,6 +338,14 @@ def disk_nearly_full(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             f"{free / 2**20:.0f} MiB free on the disk, and a checkpoint takes {size / 2**20:.0f} MiB",
             "the next checkpoints may not be saved",
             "free some space: clipctl checkpoint prune shows what can be deleted",
+        )
+    if facts.lost_rows:
+        yield Alert(
+            "lost_rows",
+            "warn",
+            f"{facts.lost_rows:,} rows of metrics could not be written",
+            "most likely the disk was full",
+            "the curves have gaps; the training itself is not affected",
         )
     failed = [row for row in view.events if row.get("event") == "save_failed"]
     last_saved = number(view.checkpoints[-1].get("step")) if view.checkpoints else -1.0

@@ -1,6 +1,6 @@
 """Follows a metrics.jsonl that another process is writing: complete lines only, from where it left off."""
 
-import json
+import errno
 import math
 import os
 import re
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from clipctl.files import open_plain
+from clipctl.files import open_plain, parse_json
 from clipctl.runs import metrics
 
 BLOCK_BYTES = 1 << 18  # blocks that fit in the CPU cache are fastest
@@ -18,7 +18,6 @@ BLOCK_BYTES = 1 << 18  # blocks that fit in the CPU cache are fastest
 LONG_PAST_BYTES = 32 << 20
 RECENT_BYTES = 2 << 20
 STRIDE = 64
-LINE_LIMIT_BYTES = 4 << 20
 SIGNATURE_BYTES = 200
 
 _STEP_ROW, _SYSTEM_ROW, _RESUME_ROW = b'{"kind":"step"', b'{"kind":"system"', b'{"kind":"resume"'
@@ -97,14 +96,29 @@ def _blocks(file: BinaryIO, offset: int, size: int) -> Iterator[tuple[int, bytes
     rest, place = b"", offset
     while block := file.read(min(BLOCK_BYTES, size - place)):
         place += len(block)
+        if not block.strip(b"\0"):  # a hole, as large as whoever made the file liked
+            place = _end_of_hole(file, place, size)
+            offset, rest = place, b""
+            continue
         block = rest + block
         end = block.rfind(b"\n") + 1
         if end:
             yield offset, block[:end]
             offset += end
         rest = block[end:]
-        if len(rest) > LINE_LIMIT_BYTES:  # not a line of ours: its end, when it comes, is read as a broken line
+        if len(rest) > metrics.LINE_LIMIT_BYTES:  # not a line of ours: its end, when it comes, is read as a broken line
             offset, rest = offset + len(rest), b""
+
+
+def _end_of_hole(file: BinaryIO, place: int, size: int) -> int:
+    """Where the next bytes are that were written. Left as they are on systems that cannot say."""
+    if hasattr(os, "SEEK_DATA"):
+        try:
+            place = min(size, os.lseek(file.fileno(), place, os.SEEK_DATA))
+        except OSError as error:
+            place = size if error.errno == errno.ENXIO else place  # nothing but the hole
+    file.seek(place)
+    return place
 
 
 def _resumes(file: BinaryIO, offset: int, size: int) -> Iterator[Resume]:
@@ -195,6 +209,6 @@ def _row(line: bytes) -> dict[str, Any] | None:
 
 def _json(text: bytes) -> Any:
     try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
+        return parse_json(text)
+    except ValueError:
         return None

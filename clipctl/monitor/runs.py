@@ -4,11 +4,12 @@ import os
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from clipctl import files
-from clipctl.errors import RunError
+from clipctl.errors import CheckpointError, RunError
 from clipctl.monitor.liveness import SILENCE_S, Quiet, probe, run_state
 from clipctl.monitor.watch import RunWatcher, Snapshot
 from clipctl.progress import Tell, silent
@@ -69,8 +70,9 @@ def look_surely(watcher: RunWatcher) -> Snapshot:
 def run_rows(root: Path) -> Iterator[dict[str, Any]]:
     """What each run's directory tells at a glance, without reading its metrics."""
     for run in RunDir.all(root):
-        status = run.status()
-        best = CheckpointStore(run).best()
+        status, best = run.status(), None
+        with suppress(CheckpointError):  # one strange run hides no other
+            best = CheckpointStore(run).best()
         yield {
             "run": run.name,
             "path": str(run.path),
@@ -102,6 +104,11 @@ def stop_run(run: RunDir, timeout_s: float) -> str:
         raise RunError(f"{run.path} is not running", "clipctl runs shows which are")
     if process == "elsewhere":
         raise RunError(f"{run.path} is running on another computer, {status.host}", "stop it there")
+    if not run.is_held_by(status.pid):
+        raise RunError(
+            f"{run.path} is not running: process {status.pid}, which its run.json names, does not hold its lock",
+            "it was copied from elsewhere, or has just ended; clipctl runs shows which are running",
+        )
     os.kill(status.pid, signal.SIGTERM)
     if process == "asleep":
         os.kill(status.pid, signal.SIGCONT)

@@ -105,6 +105,7 @@ class RunWatcher:
             silence_s=max(quiet.heartbeat_s, quiet.progress_s, 1.0) if state == "stalled" else 0.0,
             state=state,
             handle=self.run.handle,
+            lost_rows=status.lost_rows if status else 0,
         )
         alerts = diagnose(self._view, facts)
         return Snapshot(self.run.name, self.run.path, state, status, self._view, facts, config.train.epochs, alerts)
@@ -149,7 +150,7 @@ def _changed_ns(path: Path) -> int:
 def _config(run: RunDir) -> TrainConfig:
     """The run's settings; defaults if they cannot be read, so that a damaged file hides nothing else."""
     try:
-        return layers.resolve([layers.load_yaml(run.config_file)])
+        return layers.resolve([layers.load_yaml(run.config_file, follows_links=False)])
     except ClipctlError:
         return TrainConfig()
 

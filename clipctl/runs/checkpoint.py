@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clipctl.errors import CheckpointError, NewerCheckpointError
-from clipctl.files import open_plain, read_bounded
+from clipctl.files import parse_json, read_bounded, read_json, sha256_of
 from clipctl.runs.tensors import read_header
 
 SCHEMA = 1
@@ -79,7 +79,7 @@ class Manifest:
     @classmethod
     def from_json(cls, text: bytes) -> "Manifest":
         """Parse exactly what `to_json` wrote. Raises ValueError for anything else."""
-        document = json.loads(text)
+        document = parse_json(text)
         if not isinstance(document, dict) or not isinstance(schema := document.get("schema"), int):
             raise ValueError("it is not a manifest")
         if schema > SCHEMA:
@@ -144,11 +144,11 @@ class Checkpoint:
     def read_state(self) -> dict[str, Any]:
         """state.json: the step, the evaluations, the config, the tokenizer."""
         try:
-            document = json.loads(read_bounded(self.file(STATE), _STATE_LIMIT_BYTES))
+            document = read_json(self.file(STATE), _STATE_LIMIT_BYTES)
             if not isinstance(document, dict):
                 raise ValueError("it is not a JSON object")
             return document
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise CheckpointError(f"{self.path / STATE} cannot be read: {error}") from None
 
     def _unlisted(self) -> list[str]:
@@ -176,7 +176,7 @@ class Checkpoint:
                 return found
             if path.suffix == ".safetensors":
                 read_header(path)
-            if sha256(path) != self.manifest.files[name].sha256:
+            if sha256_of(path) != self.manifest.files[name].sha256:
                 return [f"{name} has changed: its sha256 does not match"]
         except CheckpointError as error:
             return [str(error)]
@@ -193,10 +193,5 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise NewerCheckpointError(f"{path} cannot be read: {error}", "upgrade clipctl") from None
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointError(f"{path} is not a checkpoint: it has no {MANIFEST}") from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise CheckpointError(f"{path / MANIFEST} cannot be read: {error}") from error
-
-
-def sha256(path: Path) -> str:
-    with open_plain(path) as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()  # type: ignore[arg-type]

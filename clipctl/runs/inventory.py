@@ -4,11 +4,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clipctl.errors import CheckpointError, RunError
+from clipctl.errors import RunError
 from clipctl.runs.checkpoint import Checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore, Entry, find_checkpoint
 from clipctl.runs.tensors import read_header
+
+MAX_DEPTH = 5  # of settings in settings
 
 
 def find_runs(root: Path, names: list[str] | None) -> list[RunDir]:
@@ -88,10 +90,8 @@ def entry_document(run: str, entry: Entry) -> dict[str, Any]:
 
 
 def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Everything about a checkpoint that is known without loading a tensor."""
-    manifest = checkpoint.manifest
-    if problems := checkpoint.gross_problems():
-        raise CheckpointError(f"checkpoint {checkpoint.path} is damaged: {'; '.join(problems)}")
+    """Everything about a checkpoint that is known without loading a tensor; every byte of it is checked first."""
+    manifest = checkpoint.verified().manifest
     return {
         "path": str(checkpoint.path),
         "run": manifest.run_id,
@@ -118,8 +118,9 @@ def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def flat(document: Any, prefix: str = "") -> dict[str, Any]:
+def flat(document: Any, prefix: str = "", depth: int = MAX_DEPTH) -> dict[str, Any]:
     """Nested settings by dotted key."""
-    if not isinstance(document, dict):
+    if not isinstance(document, dict) or not depth:
         return {prefix[:-1]: document}
-    return {key: value for name, inner in document.items() for key, value in flat(inner, f"{prefix}{name}.").items()}
+    parts = (flat(inner, f"{prefix}{name}.", depth - 1) for name, inner in document.items())
+    return {key: value for part in parts for key, value in part.items()}

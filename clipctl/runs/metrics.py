@@ -1,5 +1,6 @@
 """metrics.jsonl: one JSON object per line, flat keys with units in their names, one writer, any number of readers."""
 
+import io
 import json
 import math
 import os
@@ -11,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from clipctl.errors import RunError
+from clipctl.files import open_plain, open_to_append, parse_json
 
 SCHEMA = 1
+LINE_LIMIT_BYTES = 4 << 20
 
 # Kinds of rows; every row but the header carries `kind`, `time_s` (since the epoch) and `elapsed_s` (monotonic).
 HEADER, STEP, EVAL, EPOCH, SYSTEM, CHECKPOINT, EVENT, RESUME, END = (
@@ -32,9 +35,10 @@ class MetricsWriter:
     """Appends rows from any thread. A lost row (full disk) is counted and never stops the training."""
 
     def __init__(self, path: Path, run_id: str) -> None:
-        if path.is_fifo():
-            raise RunError(f"{path} is a pipe, not a file")
-        self._descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            self._descriptor = open_to_append(path)
+        except OSError as error:
+            raise RunError(f"{path} cannot be written to: {error.strerror or error}") from None
         self._lock = threading.Lock()
         self.started_s = time.monotonic()
         self._is_torn = False  # the last line is incomplete: the disk became full in the middle of it
@@ -42,7 +46,7 @@ class MetricsWriter:
         if os.fstat(self._descriptor).st_size == 0:
             self._append({"kind": HEADER, "schema": SCHEMA, "run_id": run_id})
         else:
-            with path.open("rb") as file:
+            with open_plain(path) as file:
                 file.seek(-1, os.SEEK_END)
                 self._is_torn = file.read(1) != b"\n"  # by a kill; the next line must not be appended to it
 
@@ -88,14 +92,14 @@ def _finite(values: dict[str, Any], prefix: str, nonfinite: list[str]) -> dict[s
 
 def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Complete rows; a line that is still being written (no newline yet) or was torn by a kill is skipped."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            if not line.endswith("\n"):
-                return
+    with open_plain(path) as raw, io.BufferedReader(raw) as lines:
+        while (line := lines.readline(LINE_LIMIT_BYTES)).endswith(b"\n"):
             try:
-                yield json.loads(line)
+                row = parse_json(line)
             except ValueError:
                 continue
+            if isinstance(row, dict):
+                yield row
 
 
 def time_left_s(elapsed_s: float, steps_done: int, steps_left: int) -> float:

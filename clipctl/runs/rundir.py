@@ -20,7 +20,7 @@ import psutil
 from filelock import FileLock, Timeout
 
 from clipctl.errors import RunError
-from clipctl.files import open_plain, read_bounded, replaced, write_json
+from clipctl.files import open_plain, overwrite, parse_json, read_bounded, read_json, replaced, write_json
 
 DEFAULT_ROOT = Path("runs")
 BASE = "base"  # directory of the model that a run started from
@@ -28,6 +28,7 @@ _NAME = re.compile(r"[\w][\w.@+=-]*", re.UNICODE)
 _MAX_NAME_BYTES = 200
 _HEADER_LIMIT_BYTES = 10_000
 _JSON_LIMIT_BYTES = 1_000_000
+LOCK_WAIT_S = 0.2  # somebody may be looking whether it is held
 
 State = Literal["running", "finished", "stopped", "failed"]
 
@@ -46,6 +47,7 @@ class RunStatus:
     progress: int  # grows with every batch that was trained on or evaluated
     host: str
     heartbeat_s: float  # since the epoch
+    lost_rows: int = 0  # of metrics that could not be written
 
 
 class RunDir:
@@ -53,7 +55,7 @@ class RunDir:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._lock = FileLock(self.path / "run.lock")
+        self._lock = FileLock(self.lock_file)
 
     @property
     def name(self) -> str:
@@ -69,8 +71,8 @@ class RunDir:
         """The name the run was started under; its directory may have been renamed since."""
         try:
             with open_plain(self.metrics_file) as file:
-                return str(json.loads(file.read(_HEADER_LIMIT_BYTES).partition(b"\n")[0])["run_id"])
-        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+                return str(parse_json(file.read(_HEADER_LIMIT_BYTES).partition(b"\n")[0])["run_id"])
+        except (OSError, ValueError, KeyError, TypeError):
             return self.name
 
     @property
@@ -84,6 +86,10 @@ class RunDir:
     @property
     def tokenizer_file(self) -> Path:
         return self.path / "tokenizer.json"
+
+    @property
+    def lock_file(self) -> Path:
+        return self.path / "run.lock"
 
     @property
     def status_file(self) -> Path:
@@ -109,12 +115,16 @@ class RunDir:
     def create(cls, root: Path, preset: str, name: str | None = None) -> "RunDir":
         """A new directory, locked by this process until `release` or until it exits."""
         path = root / (check_name(name) if name else new_name(preset))
+        taken = RunError(f"run already exists: {path}", "choose another --name, or leave out --name")
         if path.exists() and not cls._is_stillborn(path):
-            raise RunError(f"run already exists: {path}", "choose another --name, or leave out --name")
+            raise taken
         try:
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
             run.acquire()
+            if not cls._is_stillborn(path):  # it came to life while we waited for the lock
+                run.release()
+                raise taken
             run.checkpoints_dir.mkdir(exist_ok=True)
         except OSError as error:
             if root.exists() and not root.is_dir():
@@ -133,13 +143,14 @@ class RunDir:
         return {one.name for one in path.iterdir() if one.name[0] != "."} <= {"run.lock", "checkpoints", "train.log"}
 
     def remove_if_stillborn(self) -> None:
-        """Remove what `create` made, if the run never wrote anything. Nothing else is touched."""
-        if self._is_stillborn(self.path):
-            for file in (self.log_file, self.path / "run.lock"):
-                file.unlink(missing_ok=True)
-            for directory in (self.checkpoints_dir, self.path):
-                with suppress(OSError):
-                    directory.rmdir()
+        """Remove what `create` made, if the run never wrote anything and nobody has it. Nothing else is touched."""
+        with suppress(RunError), self.locked():
+            if self._is_stillborn(self.path):
+                for file in (self.log_file, self.lock_file):
+                    file.unlink(missing_ok=True)
+                for directory in (self.checkpoints_dir, self.path):
+                    with suppress(OSError):
+                        directory.rmdir()
 
     @staticmethod
     def is_run(path: Path) -> bool:
@@ -177,12 +188,34 @@ class RunDir:
         return max(waiting, key=lambda entry: entry[0])[1]
 
     def acquire(self) -> None:
+        """Own the run until `release`, or until this process ends."""
+        for path in (self.lock_file, self.checkpoints_dir, self.base_dir):
+            if path.is_symlink():  # what is written there would end up elsewhere
+                raise RunError(f"{path} is a symbolic link, so the run cannot be written to", f"remove it: rm {path}")
         try:
-            self._lock.acquire(timeout=0)
+            self._lock.acquire(timeout=LOCK_WAIT_S, poll_interval=LOCK_WAIT_S / 4)
         except Timeout:
             owner = self.status()
             who = f" by process {owner.pid} on {owner.host}" if owner else ""
             raise RunError(f"{self.path} is in use{who}", f"watch it with: clipctl monitor {self.handle}") from None
+
+    def is_held_by(self, pid: int) -> bool:
+        """Whether a process of this computer owns the run: the lock is held, and that process has its file open. What
+        run.json says of the owner may have been copied, or forged."""
+        try:
+            if not self.lock_file.is_file() or self._lock.is_locked:
+                return False
+            with FileLock(self.lock_file, timeout=0):
+                return False
+        except Timeout:
+            pass
+        except OSError:
+            return False
+        try:
+            opened = psutil.Process(pid).open_files()
+        except psutil.Error:
+            return False
+        return any(_is_same(file.path, self.lock_file) for file in opened)
 
     def release(self) -> None:
         self._lock.release()
@@ -205,10 +238,12 @@ class RunDir:
     def write_tokenizer(self, document: dict[str, Any]) -> None:
         write_json(self.tokenizer_file, document)
 
-    def write_status(self, state: State, *, attempt: int, step: int, total_steps: int, progress: int = 0) -> None:
+    def write_status(
+        self, state: State, *, attempt: int, step: int, total_steps: int, progress: int = 0, lost_rows: int = 0
+    ) -> None:
         """Replace run.json. Called about once a second, so it is atomic but not synced to disk.
 
-        A full disk costs a heartbeat, not the training.
+        On a full disk there is no room for a new file, but the old one can be overwritten.
         """
         status = RunStatus(
             state=state,
@@ -221,9 +256,15 @@ class RunDir:
             progress=progress,
             host=socket.gethostname(),
             heartbeat_s=time.time(),
+            lost_rows=lost_rows,
         )
-        with suppress(OSError), replaced(self.status_file, durable=False) as partial:
-            partial.write_text(json.dumps(asdict(status)) + "\n", encoding="utf-8")
+        text = json.dumps(asdict(status)) + "\n"
+        try:
+            with replaced(self.status_file, durable=False) as partial:
+                partial.write_text(text, encoding="utf-8")
+        except OSError:
+            with suppress(OSError):
+                overwrite(self.status_file, text.encode())
 
     def read_config(self) -> str:
         """The text of its settings; empty if there is none."""
@@ -235,21 +276,28 @@ class RunDir:
     def read_environment(self) -> dict[str, Any]:
         """What the run was made with, as far as known."""
         try:
-            document = json.loads(read_bounded(self.environment_file, _JSON_LIMIT_BYTES))
-        except (OSError, ValueError, RecursionError):
+            document = read_json(self.environment_file, _JSON_LIMIT_BYTES)
+        except (OSError, ValueError):
             return {}
         return document if isinstance(document, dict) else {}
 
     def status(self) -> RunStatus | None:
         try:
-            document = json.loads(read_bounded(self.status_file, _JSON_LIMIT_BYTES))
-            kinds: dict[str, Any] = {"state": str, "host": str, "process_created_s": float, "heartbeat_s": float}
-            kinds["process_since_boot_s"] = float
-            values = {field.name: document[field.name] for field in fields(RunStatus)}
-        except (OSError, ValueError, TypeError, KeyError, RecursionError):
+            document = read_json(self.status_file, _JSON_LIMIT_BYTES)
+            status = RunStatus(**{one.name: document[one.name] for one in fields(RunStatus) if one.name in document})
+        except (OSError, ValueError, TypeError, KeyError):
             return None
-        right = all(isinstance(value, kinds.get(name, int)) for name, value in values.items())
-        return RunStatus(**values) if right and values["pid"] > 0 and values["state"] in get_args(State) else None
+        counts = (status.attempt, status.step, status.total_steps, status.progress, status.lost_rows)
+        times_s = (status.process_created_s, status.process_since_boot_s, status.heartbeat_s)
+        is_right = (
+            status.state in get_args(State)
+            and isinstance(status.host, str)
+            and all(type(count) is int and 0 <= count < 2**50 for count in counts)
+            and all(type(time_s) in (int, float) and abs(time_s) < 1e12 for time_s in times_s)
+            and type(status.pid) is int
+            and 0 < status.pid < 2**31
+        )
+        return status if is_right else None
 
 
 @functools.cache
@@ -257,6 +305,13 @@ def _created_s(pid: int) -> tuple[float, float]:
     """When a process was created: since 1970, and since boot."""
     created_s = psutil.Process(pid).create_time()
     return created_s, created_s - psutil.boot_time()
+
+
+def _is_same(path: str, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
 
 
 def runs_root(given: Path | str | None) -> Path:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from clipctl.errors import CheckpointError, NewerCheckpointError, RunError
-from clipctl.files import delete, discard, replaced, sync_file
+from clipctl.files import delete, discard, replaced, sha256_of, sync_file
 from clipctl.runs import retention
 from clipctl.runs.checkpoint import (
     DIRECTORY_NAME,
@@ -24,7 +24,6 @@ from clipctl.runs.checkpoint import (
     FileSum,
     Manifest,
     read_checkpoint,
-    sha256,
 )
 from clipctl.runs.rundir import BASE, RunDir
 
@@ -132,6 +131,16 @@ class CheckpointStore:
         else:
             discard(entry.path)
 
+    def make_room(self) -> Checkpoint | None:
+        """Delete the oldest checkpoint that can be spared, and return it: neither the newest whole one nor the best."""
+        checkpoints = self.all()
+        whole = [one for one in checkpoints if not one.gross_problems()]
+        needed = retention.kept(whole, last=1, best=min(1, self._keep_best))
+        spared = next((one for one in checkpoints if one not in needed), None) if needed else None
+        if spared is not None:
+            discard(spared.path)
+        return spared
+
     def _retire(self) -> None:
         checkpoints = self.all()
         keep = self._kept(checkpoints)
@@ -237,6 +246,8 @@ class CheckpointStore:
         ]
 
     def _entries(self) -> list[Entry]:
+        if self._directory.is_symlink():
+            raise CheckpointError(f"{self._directory} is a symbolic link, so it may hold anything", "remove the link")
         if not self._directory.is_dir():
             return []
         paths = list(self._directory.iterdir())
@@ -299,7 +310,7 @@ def _sums(directory: Path) -> dict[str, FileSum]:
     paths = sorted(directory.iterdir())
     with ThreadPoolExecutor() as pool:
         syncs = [pool.submit(sync_file, path) for path in paths]
-        sums = dict(zip(paths, pool.map(sha256, paths), strict=True))
+        sums = dict(zip(paths, pool.map(sha256_of, paths), strict=True))
         for sync in syncs:
             sync.result()
     return {path.name: FileSum(path.stat().st_size, digest) for path, digest in sums.items()}

@@ -5,7 +5,6 @@ A file is 8 bytes (length of the header, little-endian), a JSON header and the t
     {"text.positions": {"dtype": "F32", "shape": [77, 128], "data_offsets": [0, 39424]}, "__metadata__": {…}}
 """
 
-import json
 import math
 import os
 import re
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from clipctl.errors import CheckpointError
-from clipctl.files import open_plain
+from clipctl.files import open_plain, parse_json
 
 HEADER_LIMIT_BYTES = 16_000_000
 
@@ -45,11 +44,11 @@ def read_header(path: Path) -> dict[str, TensorInfo]:
                 if _PICKLE.match(prefix):
                     raise ValueError("it looks like a pickle, which clipctl never opens")
                 raise ValueError(f"its header claims {length} bytes, but the file has {size}")
-            header = json.loads(file.read(length))
+            header = parse_json(file.read(length))
         return _tensors(header, 8 + length, size)
     except FileNotFoundError:
         raise CheckpointError(f"{path.name} is missing") from None
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError, OverflowError) as error:
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path.name} is not a safetensors file: {error}") from None
 
 

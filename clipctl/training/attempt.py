@@ -127,7 +127,7 @@ def attempt_run(
     state, loader, evaluator = make_state(plan), make_loader(plan), make_evaluator(plan)
     known_bad = dict.fromkeys(plan.data.missing, "missing")
     known_bad |= {plan.data.val.label(one.picture): one.reason for one in evaluator.held_out.bad}
-    check_bad(known_bad, plan.data.pictures)
+    check_bad(known_bad, plan.data.pictures, plan.config.data.max_bad)
     run.checkpoints_dir.mkdir(exist_ok=True)
     store = CheckpointStore(run)
     store.sweep()

@@ -10,6 +10,7 @@ from clipctl.config.sections import PRECISIONS, TrainConfig
 from clipctl.hardware import cpu, devices
 from clipctl.hardware.devices import Device
 from clipctl.hardware.profile import HYBRID, Profile, load_profile, update_profile
+from clipctl.hardware.sensors import BUSY_CORES, OtherLoad
 from clipctl.model import cost
 from clipctl.model.forecast import CostModel
 from clipctl.model.ranking import (
@@ -34,6 +35,7 @@ STEPS_PER_TRIAL = 5.0  # a first one, which takes as long as three, and two that
 TRIAL_SETUP_S = 0.3  # a model and an optimizer, memory touched for the first time, kernels prepared
 SETUP_S_PER_PARAMETER = 15e-9
 SAMPLES = 2
+PROBES = 3  # of a speed that cannot be, at most
 PROBE_S = 0.05  # about what knowing the speed of one precision costs
 ATTENTION_S = 0.5  # about what comparing both ways of attention costs
 FEWER_THREADS_LIMIT = 1.3
@@ -56,6 +58,7 @@ class Decision:
     attention: Choice
     seconds: float  # that deciding took
     cost_model: CostModel
+    busy_cores: float = 0.0  # by other programs while something was measured
 
     @property
     def setting(self) -> Setting:
@@ -78,6 +81,7 @@ class _Decider:
         self.profile: Profile = load_profile()
         self.model = CostModel(self.profile)
         self.budget_s = 0.0
+        self.busy_cores = 0.0  # by other programs while something was measured
 
     def decide(self) -> Decision:
         asked = self.config.runtime
@@ -98,6 +102,7 @@ class _Decider:
             attention=attention,
             seconds=time.perf_counter() - self.started,
             cost_model=self.model,
+            busy_cores=self.busy_cores,
         )
 
     # --- the three decisions --------------------------------------------------------------------------------------
@@ -184,8 +189,9 @@ class _Decider:
         if faster is None and self.workload.attention_shapes:
             if self.budget_s and self._left_s() < ATTENTION_S:
                 return Choice("fused", "the run is too short to measure the other way")
+            others = OtherLoad()
             times = time_attention(setting, self.workload)
-            self._keep(self.profile.with_attention(times))
+            self._keep(self.profile.with_attention(times), is_sure=not self._is_disturbed(others))
             faster = self.model.faster_attention(setting, self.workload)
         if faster is None:
             return Choice("fused", "the usual way")
@@ -213,12 +219,13 @@ class _Decider:
             seconds = sum(estimate.value if estimate else slowest for estimate in estimates)
             setup_s = TRIAL_SETUP_S + SETUP_S_PER_PARAMETER * cost.parameters(workload.model)
             if setup_s + STEPS_PER_TRIAL * seconds <= self._left_s():
+                others = OtherLoad()
                 try:
                     timings = time_steps(self.config, workload, options, limit_s=0.0, min_samples=SAMPLES)
                 except RuntimeError:  # out of memory, or a kernel that a device lacks: then the usual is chosen
                     return
                 samples = [sample_of(one, workload, timing) for one, timing in timings.items()]
-                self._keep(self.profile.with_steps(samples))
+                self._keep(self.profile.with_steps(samples), is_sure=not self._is_disturbed(others))
                 return
 
     def _might_do(self, setting: Setting, usual_threads: int) -> bool:
@@ -229,19 +236,35 @@ class _Decider:
 
     def _probe(self, settings: Sequence[Setting]) -> bool:
         """Know what a matrix product reaches under these settings; False if there was no time to find out."""
-        missing = [one for one in settings if not self.profile.exact_rate(one.device, one.precision, one.threads)]
+        missing = [one for one in settings if one.device != HYBRID and not self._is_known(one)]
         if missing and self.budget_s and self._left_s() < PROBE_S * len(missing):
             return False
-        rates = [
-            probe_rates(devices.open_device(one.device), one.precision, one.threads)
-            for one in missing
-            if one.device != HYBRID
-        ]
-        if rates:
-            self._keep(self.profile.with_rates(rates))
+        for one in missing:
+            others = OtherLoad()
+            found = [probe_rates(devices.open_device(one.device), one.precision, one.threads)]
+            while len(found) < PROBES and not self.profile.is_plausible(found[-1]):
+                found.append(probe_rates(devices.open_device(one.device), one.precision, one.threads))
+            best = max(found, key=lambda rate: rate.gflops)
+            self._keep(
+                self.profile.with_rates([best]),
+                is_sure=self.profile.is_plausible(best) and not self._is_disturbed(others),
+            )
         return True
 
-    def _keep(self, profile: Profile) -> None:
+    def _is_known(self, setting: Setting) -> bool:
+        rate = self.profile.exact_rate(setting.device, setting.precision, setting.threads)
+        return rate is not None and self.profile.is_plausible(rate)
+
+    def _is_disturbed(self, others: OtherLoad) -> bool:
+        """Whether other programs were busy while something was measured."""
+        self.busy_cores = max(self.busy_cores, others.cores())
+        return others.cores() > BUSY_CORES
+
+    def _keep(self, profile: Profile, *, is_sure: bool = True) -> None:
+        """Decide by this profile from now on. What was measured beside busy programs is not kept for other runs."""
+        if not is_sure:
+            self.profile, self.model = profile, CostModel(profile)
+            return
         rates, steps, attention = list(profile.rates), list(profile.steps), list(profile.attention)
         update_profile(
             lambda kept: (

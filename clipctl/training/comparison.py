@@ -14,6 +14,7 @@ from clipctl.training.plan import TrainPlan
 
 # Settings that may change without asking: they do not change what is computed, or only for how long.
 FREE_KEYS = (
+    "data.max_bad",
     *("runtime.device", "runtime.workers", "runtime.threads", "runtime.recompute", "runtime.cache"),
     *("train.epochs", "train.steps", "train.micro_batch", "train.eval_every", "train.patience"),
     *("save.every", "save.keep_last", "save.keep_best"),

@@ -116,17 +116,32 @@ class Course:
     @classmethod
     def from_dict(cls, facts: Mapping[str, Any]) -> "Course":
         """What `to_dict` wrote. Raises KeyError, TypeError or ValueError for anything else."""
+        bad_pictures, window = facts.get("bad_pictures", {}), facts["epoch_window"]
+        if not all(isinstance(text, str) for pair in bad_pictures.items() for text in pair):
+            raise ValueError("bad_pictures are not texts")
         return cls(
-            evaluated_epochs=facts["evaluated_epochs"],
-            scored_epoch=facts.get("scored_epoch", facts["evaluated_epochs"]),
-            stale_evaluations=facts.get("stale_evaluations", 0),
-            best_epoch=facts.get("best_epoch", 0),
+            evaluated_epochs=_count(facts["evaluated_epochs"]),
+            scored_epoch=_count(facts.get("scored_epoch", facts["evaluated_epochs"])),
+            stale_evaluations=_count(facts.get("stale_evaluations", 0)),
+            best_epoch=_count(facts.get("best_epoch", 0)),
             evaluation=Evaluation.from_dict(facts["evaluation"]),
             start=Evaluation.from_dict(facts.get("start")),
             best=Evaluation.from_dict(facts["best"]),
-            epoch_window=StepWindow(**facts["epoch_window"]) if facts["epoch_window"] else None,
-            skipped_in_a_row=facts["skipped_in_a_row"],
-            bad_pictures=facts.get("bad_pictures", {}),
-            baseline=facts.get("baseline"),
-            micro_batch=facts.get("micro_batch"),
+            epoch_window=StepWindow(**{name: _number(value) for name, value in window.items()}) if window else None,
+            skipped_in_a_row=_count(facts["skipped_in_a_row"]),
+            bad_pictures=bad_pictures,
+            baseline=None if facts.get("baseline") is None else _number(facts["baseline"]),
+            micro_batch=None if facts.get("micro_batch") is None else max(1, _count(facts["micro_batch"])),
         )
+
+
+def _count(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**50:
+        raise ValueError(f"{str(value)[:40]!r} is not a count")
+    return value
+
+
+def _number(value: Any) -> Any:
+    if type(value) not in (int, float) or not abs(value) < 1e300:
+        raise ValueError(f"{str(value)[:40]!r} is not a number")
+    return value

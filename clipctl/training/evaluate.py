@@ -49,8 +49,15 @@ class Evaluation:
 
     @classmethod
     def from_dict(cls, values: dict[str, Any] | None) -> "Evaluation | None":
-        """What `to_dict` described, if anything."""
-        return cls(**{field.name: values[field.name] for field in fields(cls)}) if values else None
+        """What `to_dict` described, if anything. Raises KeyError, TypeError or ValueError for anything else."""
+        if values is None:
+            return None
+        numbers = {field.name: values[field.name] for field in fields(cls)}
+        for name, value in numbers.items():
+            may_be_absent = name.startswith("accuracy_")
+            if not (may_be_absent and value is None) and type(value) not in (int, float):
+                raise ValueError(f"{name} is {str(value)[:40]!r}")
+        return cls(**numbers)
 
 
 class Evaluator:

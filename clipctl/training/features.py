@@ -8,7 +8,6 @@ believed but computed again.
 """
 
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import asdict
@@ -29,10 +28,9 @@ from clipctl.data.loader import TrainLoader
 from clipctl.data.sampling import Key
 from clipctl.data.source import Keys
 from clipctl.hardware import disk
-from clipctl.hardware.profile import cache_dir
+from clipctl.hardware.shelf import Shelf
 from clipctl.model.encoder import Encoder
 from clipctl.progress import Count
-from clipctl.runs.checkpoint import sha256 as file_sha256
 from clipctl.training.evaluate import Evaluator
 from clipctl.training.plan import TrainPlan
 from clipctl.training.state import TrainState
@@ -84,6 +82,9 @@ def _of_captions(encoder: Encoder, tokens: torch.Tensor) -> torch.Tensor:
     return torch.cat([encoder.text_features(part).cpu() for part in torch.split(tokens, BATCH)])
 
 
+_uses: list[FileLock] = []  # of what this process reads as it trains
+
+
 class _Maker:
     """Makes features, or finds them on disk: one entry for each view of the pictures, one for the captions."""
 
@@ -103,16 +104,16 @@ class _Maker:
         return Features(views or None, None if captions is None else captions.rows, keys, bad)
 
     def _kept(self, name: str, compute: Callable[[], "_Entry"]) -> "_Entry":
-        path = cache_dir("features") / f"{self._key}-{name}"
+        shelf = Shelf("features")
+        path = shelf.home / f"{self._key}-{name}"
+        _uses.append(shelf.use(path.name))
         with FileLock(path.with_name(f"{path.name}.lock")):
             found = _read(path)
             if found is None:
                 found = compute()
                 with suppress(OSError):  # a full disk costs the next run some time, not this one its features
-                    _make_room(path.parent, found.rows.nbytes)
+                    _make_room(shelf, found.rows.nbytes)
                     _write(path, found)
-            else:
-                os.utime(path)  # marks the last use
         return found
 
     def _view(self, view: int) -> "_Entry":
@@ -199,7 +200,7 @@ def _write(path: Path, entry: _Entry) -> None:
         partial.mkdir()
         np.save(partial / "rows.npy", entry.rows)
         np.save(partial / "keys.npy", entry.keys)
-        sums = {file.name: file_sha256(file) for file in partial.iterdir()}
+        sums = {file.name: files.sha256_of(file) for file in partial.iterdir()}
         document = {"files": sums, "bad": {str(index): reason for index, reason in entry.bad.items()}}
         (partial / MANIFEST).write_text(json.dumps(document), encoding="utf-8")
 
@@ -207,8 +208,8 @@ def _write(path: Path, entry: _Entry) -> None:
 def _read(path: Path) -> _Entry | None:
     """None if it is not there, or not as it was written."""
     try:
-        document = json.loads(files.read_bounded(path / MANIFEST, MANIFEST_LIMIT_BYTES))
-        if any(file_sha256(path / name) != document["files"][name] for name in ("rows.npy", "keys.npy")):
+        document = files.read_json(path / MANIFEST, MANIFEST_LIMIT_BYTES)
+        if any(files.sha256_of(path / name) != document["files"][name] for name in ("rows.npy", "keys.npy")):
             return None
         rows = np.load(path / "rows.npy", mmap_mode="r", allow_pickle=False)
         keys = np.load(path / "keys.npy", allow_pickle=False)
@@ -217,15 +218,15 @@ def _read(path: Path) -> _Entry | None:
         return None
 
 
-def _make_room(directory: Path, need_bytes: int) -> None:
-    """Delete what was not used for longest until there is room. Whoever uses it has it open, and keeps it."""
-    kept = sorted((one for one in directory.iterdir() if one.is_dir()), key=lambda one: one.stat().st_mtime)
-    sizes = {one: sum(file.stat().st_size for file in one.iterdir()) for one in kept}
-    room_bytes = DISK_SHARE * (disk.free_bytes(directory) + sum(sizes.values())) - need_bytes
-    if room_bytes < 0:
-        raise OSError("too large to keep")
-    for one in kept:
-        if sum(sizes.values()) <= room_bytes:
-            break
-        files.discard(one)
-        del sizes[one]
+def _make_room(shelf: Shelf, need_bytes: int) -> None:
+    """Delete what was not used for longest until there is room, but nothing in use."""
+    with shelf.swept() as found:
+        sizes = {one: files.size_on_disk(one) for one in reversed(found)}
+        room_bytes = DISK_SHARE * (disk.free_bytes(shelf.home) + sum(sizes.values())) - need_bytes
+        if room_bytes < 0:
+            raise OSError("too large to keep")
+        for one in list(sizes):
+            if sum(sizes.values()) <= room_bytes:
+                break
+            shelf.delete(one)
+            del sizes[one]

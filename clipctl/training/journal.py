@@ -89,6 +89,9 @@ class Journal:
 
     def save_failed(self, step: int, message: str) -> None: ...
 
+    def made_room(self, step: int, oldest: Checkpoint) -> None:
+        """The disk is full: a checkpoint that would have been kept was deleted for a newer one."""
+
     def bad_pictures(self, step: int, messages: list[str], course: Course) -> None: ...
 
     def out_of_memory(self, step: int, micro_batch: int | None) -> None:
@@ -187,6 +190,11 @@ class RunJournal(Journal):
         self._tell(lambda: self._watcher.warn(f"{message}; training continues"))
         self._writer.write(metrics.EVENT, {"step": step, "event": "save_failed", "message": message})
 
+    def made_room(self, step: int, oldest: Checkpoint) -> None:
+        message = f"the disk is full: checkpoint {oldest.path.name} was deleted to save step {step}"
+        self._tell(lambda: self._watcher.warn(message))
+        self._writer.write(metrics.EVENT, {"step": step, "event": "made_room", "message": message})
+
     def out_of_memory(self, step: int, micro_batch: int | None) -> None:
         message = f"out of memory at step {step}: training continues in micro-batches of {micro_batch}, same result"
         self._tell(lambda: self._watcher.warn(message))
@@ -225,6 +233,7 @@ class RunJournal(Journal):
             step=self._step,
             total_steps=self._plan.schedule.total_steps,
             progress=self._progress,
+            lost_rows=self._writer.lost_rows,
         )
 
     def _report(self, course: Course) -> None:

@@ -51,9 +51,13 @@ def carry_out(training: Training, attempt: int) -> None:
         run_epochs(training)
         outcome = "finished"
     except StopRequested:
-        training.loader.close()  # a worker that dies from here on is nobody's loss
-        flush(training)
-        training.saver.save_unless_saved(training.state, training.course)
+        try:
+            training.loader.close()  # a worker that dies from here on is nobody's loss
+            flush(training)
+            training.saver.save_unless_saved(training.state, training.course)
+        except KeyboardInterrupt:
+            outcome = "stopped"
+            raise
         outcome = "stopped"
         raise stopped(training) from None
     except KeyboardInterrupt:
@@ -186,7 +190,7 @@ def note_bad(training: Training, pictures: Sequence[BadPicture]) -> None:
         training.course = training.course.with_bad(new)
         messages = [f"{label}: {reason}" for label, reason in new.items()]
         training.journal.bad_pictures(training.state.step, messages, training.course)
-        check_bad(training.course.bad_pictures, data.pictures)
+        check_bad(training.course.bad_pictures, data.pictures, training.plan.config.data.max_bad)
 
 
 def note_micro_batch(training: Training) -> None:
@@ -197,7 +201,8 @@ def note_micro_batch(training: Training) -> None:
 
 def stopped(training: Training) -> Stopped:
     step, total_steps = training.state.step, training.plan.schedule.total_steps
-    code = ExitCode.INTERRUPTED if training.stop.signal == signal.SIGINT else ExitCode.TERMINATED
+    codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
+    code = codes.get(training.stop.signal or signal.SIGINT, ExitCode.HUNG_UP)
     return Stopped(
         f"stopped at step {step} of {total_steps}; everything is saved in {training.run.path}",
         f"continue: clipctl train --resume {training.run.handle}",

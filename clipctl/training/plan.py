@@ -20,6 +20,7 @@ from clipctl.data.tokenizers import CaptionFit, Tokenizer, caption_fit, make_tok
 from clipctl.errors import ConfigError, DeviceError, SaveError
 from clipctl.hardware import cpu, disk, memory
 from clipctl.hardware.devices import Device
+from clipctl.hardware.sensors import BUSY_CORES
 from clipctl.interop.models import Found
 from clipctl.model import cost
 from clipctl.model.compiling import check_compiler
@@ -247,7 +248,7 @@ def make_plan(
     if config.runtime.compile:
         check_compiler(device)
         notes.append("the first step compiles, for up to a minute; forecasts are of steps that are not compiled")
-    notes += [*_rate_notes(config, base), *_warmup_notes(config.optim, schedule.total_steps)]
+    notes += [*_rate_notes(config, base), *_warmup_notes(config.optim, schedule.total_steps), *_load_notes(decision)]
 
     side_px = kept_side(config.model.image.size_px, drawn=found.train.is_drawn)
     cache = _choose_cache(config.runtime.cache, found.train, side_px)
@@ -415,6 +416,20 @@ def _caption_notes(asked: TrainConfig, tokenizer: Tokenizer, fit: CaptionFit, ca
 
 
 HIGH_RATE = 10.0  # times the usual one
+
+
+def _load_notes(decision: Decision) -> list[str]:
+    notes, threads, cores = [], int(decision.threads.value), decision.cost_model.cores
+    if decision.busy_cores > BUSY_CORES:
+        notes.append(
+            f"other programs keep {decision.busy_cores:.1f} cores busy: what was measured beside them may be wrong, "
+            "and is not kept"
+        )
+    if threads > cores:
+        notes.append(
+            f"{threads} threads on {cores} cores wait for each other: --threads {cores} is likely to be faster"
+        )
+    return notes
 
 
 def _rate_notes(config: TrainConfig, base: Found | None) -> list[str]:

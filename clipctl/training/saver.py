@@ -1,15 +1,17 @@
 """When a run is saved, and how: a checkpoint directory that appears whole, or the reason why it could not."""
 
-import errno
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from clipctl.config import layers
 from clipctl.config.quantities import Interval
 from clipctl.errors import CheckpointError, ClipctlError, RunError, SaveError, TrainingError
+from clipctl.files import is_disk_full
 from clipctl.runs.checkpoint import MODEL, STATE, Checkpoint, read_checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
@@ -95,20 +97,36 @@ class Saver:
         if names := nonfinite_tensors(state):
             raise TrainingError(f"{names[0]} is not finite at step {state.step}; nothing was saved", self.way_out())
         is_scored = course.is_scored and state.step == self._plan.schedule.last_step(course.evaluated_epochs)
+        save = partial(
+            self._store.save,
+            lambda directory: self._write(state, course, directory),
+            step=state.step,
+            epoch=course.evaluated_epochs,
+            metrics=course.evaluation.to_dict() if course.evaluation and is_scored else {},
+            beginnings=self._beginnings,
+        )
         try:
-            checkpoint = self._store.save(
-                lambda directory: self._write(state, course, directory),
-                step=state.step,
-                epoch=course.evaluated_epochs,
-                metrics=course.evaluation.to_dict() if course.evaluation and is_scored else {},
-                beginnings=self._beginnings,
-            )
+            checkpoint = self._save_in_room(save, state.step)
         except OSError as error:
             raise self._save_error(state.step, error) from error
         finally:
             self._cadence.tried()
         self._saved = (state.step, course.evaluated_epochs)
         self._journal.checkpoint(checkpoint, time.perf_counter() - started)
+
+    def _save_in_room(self, save: Callable[[], Checkpoint], step: int) -> Checkpoint:
+        """On a full disk, the oldest checkpoints give way to the new one."""
+        while True:
+            try:
+                return save()
+            except OSError as error:
+                if not is_disk_full(error):
+                    raise
+                with suppress(OSError):
+                    if oldest := self._store.make_room():
+                        self._journal.made_room(step, oldest)
+                        continue
+                raise
 
     def _write(self, state: TrainState, course: Course, directory: Path) -> None:
         write_tensors(state, directory)
@@ -120,7 +138,7 @@ class Saver:
             return RunError(f"{self._run.checkpoints_dir} is gone: step {step} cannot be saved")
         reason = error.strerror or str(error)
         older = f"the last one is from step {self._saved[0]}" if self._saved else "there is none yet"
-        hint = f"make room in {self._run.path}" if error.errno in (errno.ENOSPC, errno.EDQUOT) else None
+        hint = f"make room in {self._run.path}" if is_disk_full(error) else None
         return SaveError(f"the checkpoint of step {step} could not be saved ({reason}); {older}", hint)
 
     def way_out(self) -> str:
@@ -150,5 +168,5 @@ def read_course(checkpoint: Checkpoint) -> Course:
         raise CheckpointError(f"{file} is from step {facts.get('step')!r}")
     try:
         return Course.from_dict(facts)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(f"{file} is missing state needed to resume: {error!r}") from None

@@ -93,6 +93,7 @@ class Session:
             raise _out_of_memory(session.plan) from error
         finally:
             session.run.release()
+            session.run.remove_if_stillborn()  # if it was refused before it began
 
 
 def prepare(
@@ -157,7 +158,7 @@ def resume_run(
     if any("train.time" in layer.values for layer in asked):
         raise ConfigError("a run that was begun keeps its number of steps", "--epochs or --steps change it, not --time")
     root = run.path.parent
-    saved = layers.load_yaml(run.config_file)
+    saved = layers.load_yaml(run.config_file, follows_links=False)
     config = layers.resolve([saved, *asked])
     notes: list[str] = []
     checkpoint = _choose(CheckpointStore(run), which, notes)
@@ -170,7 +171,7 @@ def resume_run(
         before = layers.from_dict(facts["config"], str(checkpoint.path))
         fingerprint = facts["data_fingerprint"]
         saved_tokenizer = tokenizers.from_dict(facts["tokenizer"])
-    except (KeyError, AttributeError):
+    except (KeyError, AttributeError, TypeError):
         raise CheckpointError(f"{checkpoint.path} does not record the settings it was made with") from None
     notes += compare_settings(before, config, asked, allow_change=allow_change)
     is_same = config.data.tokenizer == before.data.tokenizer and config.model.text == before.model.text

@@ -12,12 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from clipctl.config.sections import TrainConfig
+from clipctl.errors import CheckpointError
 from clipctl.hardware.devices import Device
 from clipctl.hardware.memory import keep_freed_memory
 from clipctl.model.adapting import adapt, trained_tensors
 from clipctl.model.clip import Clip
 from clipctl.model.compiling import compile_blocks
-from clipctl.model.weights import check_shapes
+from clipctl.model.weights import check_floats, check_shapes
 from clipctl.runs.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from clipctl.runs.tensors import TensorInfo, read_header
 from clipctl.training.optim import make_optimizer, optimizer_state_shapes
@@ -126,19 +127,31 @@ def _os_error(error: SafetensorError) -> OSError:
 
 
 def read_tensors(state: TrainState, checkpoint: Checkpoint) -> None:
-    """Put the tensors of a checkpoint into `state`. Every byte is checked first, then every name and shape."""
+    """Put the tensors of a checkpoint into `state`. Every byte is checked first, then every name, type and shape, then
+    every number: right sums prove who wrote a file, not what."""
     checkpoint = checkpoint.verified()
     model, optimizer = checkpoint.file(MODEL), checkpoint.file(OPTIMIZER)
     check_shapes(model, {name: tuple(tensor.shape) for name, tensor in _model_tensors(state).items()})
-    check_shapes(optimizer, _optimizer_shapes(state, read_header(optimizer)))
+    check_floats(model)
+    header = read_header(optimizer)
+    check_shapes(optimizer, _optimizer_shapes(state, header))
+    if any(info.dtype != ("U8" if name.startswith("rng.") else "F32") for name, info in header.items()):
+        raise CheckpointError(f"{optimizer} has tensors of a type that no optimizer keeps")
     state.model.load_state_dict(load_file(model), strict=False)  # what is not trained is there already
-    _restore_optimizer(state, load_file(optimizer))
+    try:
+        _restore_optimizer(state, load_file(optimizer))
+    except RuntimeError as error:  # a random state that is none
+        raise CheckpointError(f"{optimizer} cannot be used: {str(error).splitlines()[0][:200]}") from None
+    if names := nonfinite_tensors(state):
+        raise CheckpointError(f"{names[0]} in {checkpoint.path} is not finite", "resume from another: RUN@STEP")
     state.step = checkpoint.step
 
 
 def _optimizer_shapes(state: TrainState, header: dict[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
     """What the optimizer keeps for every parameter, once it has made a step, and the random states as they are."""
-    shapes = {"rng.cpu": (0,)} | {name: info.shape for name, info in header.items() if name.startswith("rng.")}
+    shapes = {"rng.cpu": tuple(torch.get_rng_state().shape)}
+    if "rng.device" in header:
+        shapes["rng.device"] = header["rng.device"].shape
     if LOSS_SCALE in header:  # a change of precision takes or leaves it
         shapes[LOSS_SCALE] = (2,)
     if header.keys() - shapes.keys():  # before its first step it keeps nothing

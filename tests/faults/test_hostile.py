@@ -11,7 +11,8 @@ import sys
 import pytest
 
 from clipctl.errors import CheckpointError
-from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE, sha256
+from clipctl.files import sha256_of
+from clipctl.runs.checkpoint import MANIFEST, MODEL, OPTIMIZER, STATE
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.runs.tensors import read_header
@@ -96,7 +97,7 @@ def vouch(checkpoint, name):
     """Make the manifest agree with a file, as whoever made the file would."""
     files = json.loads((checkpoint.path / MANIFEST).read_text())["files"]
     path = checkpoint.path / name
-    rewrite_manifest(checkpoint, files={**files, name: {"size_bytes": path.stat().st_size, "sha256": sha256(path)}})
+    rewrite_manifest(checkpoint, files={**files, name: {"size_bytes": path.stat().st_size, "sha256": sha256_of(path)}})
 
 
 # In a process of its own, because a child begins with the memory of its parent, and pytest's is large.

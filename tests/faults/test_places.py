@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -45,25 +44,17 @@ def filesystem(tmp_path):
         subprocess.run(["umount", "-l", str(path)], check=True)
 
 
-def test_a_disk_that_fills_up_costs_checkpoints_and_not_the_run(filesystem, unbroken):
+def test_a_disk_that_fills_up_costs_old_checkpoints_and_not_the_last(filesystem, unbroken):
     """A real filesystem with room for three of eight checkpoints, all of which are to be kept."""
     root = filesystem(700_000)
     code, _, stderr = finish(start(root, *SETTINGS, "--keep-last", "20", "--name", "run"))
     run = RunDir(root / "run")
-    assert code == 1 and "Traceback" not in stderr
-    warnings = [line for line in stderr.splitlines() if line.startswith("warning:")]
-    assert len(warnings) >= 3 and all("No space left on device" in line for line in warnings)
-    errors = [line for line in stderr.splitlines() if line.startswith("error:")]
-    assert len(errors) == 1 and "the checkpoint of step 24 could not be saved" in errors[0]
+    assert code == 0 and "Traceback" not in stderr, stderr
+    warnings = [line for line in stderr.splitlines() if line.startswith("warning: the disk is full")]
+    assert len(warnings) >= 3 and all("was deleted to save step" in line for line in warnings)
     kept = CheckpointStore(run).all()
-    assert kept and not any(checkpoint.problems() for checkpoint in kept)
-    assert f"the last one is from step {kept[-1].step}" in errors[0]
+    assert len(kept) >= 2 and not any(checkpoint.problems() for checkpoint in kept)
     assert not list(run.checkpoints_dir.glob(".*"))
-    # Room is made; the run goes on to where it would have come.
-    shutil.rmtree(kept[0].path)
-    shutil.rmtree(kept[1].path)
-    code, _, stderr = finish(start(root, "--resume", "run", "--keep-last", "1", "--keep-best", "0"))
-    assert code == 0, stderr
     assert digest(run) == unbroken
 
 

@@ -22,15 +22,16 @@ def list_(runs: options.Runs = None, runs_dir: options.RunsDir = None, json: opt
     stores = {run.name: CheckpointStore(run) for run in find_runs(root, runs)}
     found = [entry_document(name, entry) for name, store in stores.items() for entry in store.inventory()]
     if json:
-        output.print_json("checkpoint-list", {"checkpoints": found})
+        output.print_json("checkpoint-list", {"checkpoints": found, "checked": "sizes"})
     elif found:
         output.data().print(checkpoint_lines(found), soft_wrap=True)
+        output.prose().print("sizes were checked; clipctl checkpoint verify reads every byte", style="dim")
     else:
         output.prose().print(f"no checkpoints in {root}", markup=False)
 
 
 def show(checkpoint: options.Checkpoint, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
-    """Show what a checkpoint holds: metrics, settings, and every tensor's name, shape and type."""
+    """Show what an intact checkpoint holds: metrics, settings, and every tensor's name, shape and type."""
     from clipctl.cli.views.checkpoint import checkpoint_view
     from clipctl.runs.inventory import checkpoint_document
     from clipctl.runs.rundir import runs_root

@@ -9,8 +9,9 @@ from typing import Any
 from clipctl.data.formats.roots import candidate_roots
 from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, side_of
 from clipctl.data.formats.tables import CAPTION_NAMES, PICTURE_NAMES, SIDE_NAMES
-from clipctl.data.formats.text import open_text, sample_lines
+from clipctl.data.formats.text import open_text, read_lines, sample_lines
 from clipctl.errors import DataError
+from clipctl.files import parse_json
 
 DOCUMENT_LIMIT_BYTES = 2 * 2**30  # COCO's largest caption file has 92 MB
 LINE_HINT = 'expected lines such as {"file_name": "0001.jpg", "text": "a dog"}'
@@ -21,8 +22,8 @@ def lines_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
     head = sample_lines(path)
     first = next((line for line in head if line.strip()), "")
     try:
-        item = json.loads(first)
-    except (ValueError, RecursionError):
+        item = parse_json(first)
+    except ValueError:
         raise DataError(f"{path}: the first line is not JSON: {first[:60]!r}", LINE_HINT) from None
     picture, captions = _keys(item, hints, path)
     return Layout(
@@ -105,16 +106,15 @@ def _shape(document: Any) -> str:
 
 
 def _line_rows(path: Path, picture: str, captions: Sequence[str], side: int) -> Iterator[Row]:
-    with open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            try:
-                item = json.loads(line)
-            except (ValueError, RecursionError):
-                raise DataError(f"{path}, line {number} is not JSON: {line[:60]!r}", LINE_HINT) from None
-            if isinstance(item, dict):
-                yield _row(item, picture, captions, side)
+    for number, line in enumerate(read_lines(path), start=1):
+        if not line.strip():
+            continue
+        try:
+            item = parse_json(line)
+        except ValueError:
+            raise DataError(f"{path}, line {number} is not JSON: {line[:60]!r}", LINE_HINT) from None
+        if isinstance(item, dict):
+            yield _row(item, picture, captions, side)
 
 
 def _row(item: Mapping[str, Any], picture: str, captions: Sequence[str], side: int) -> Row:

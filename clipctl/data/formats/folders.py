@@ -14,6 +14,7 @@ from clipctl.data.formats.documents import lines_layout
 from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, is_picture, side_of, why_unread
 from clipctl.data.formats.tables import table_layout
 from clipctl.data.formats.text import encoding_of, split_lines
+from clipctl.files import open_plain
 
 METADATA_NAMES = ("metadata.jsonl", "metadata.csv")
 CAPTION_SUFFIXES = (".txt", ".caption")
@@ -127,7 +128,7 @@ def sidecar_layout(root: Path, found: Survey) -> Layout:
     def rows() -> Iterator[Row]:
         for folder in walk(root):
             for picture, text in _pairs(folder):
-                with (root / folder.name / text).open("rb") as file:
+                with open_plain(root / folder.name / text, follows_links=True) as file:
                     content = file.read(CAPTION_FILE_LIMIT_BYTES)
                 captions = split_lines(content.decode(encoding_of(content), errors="replace"))
                 yield Row(f"{folder.name}{picture}", captions, side_of(folder.name))

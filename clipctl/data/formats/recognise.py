@@ -17,6 +17,7 @@ from clipctl.data.formats.rows import UNSAID, Hints, Layout, looks_like_picture,
 from clipctl.data.formats.shards import expand, is_pattern, shard_layout
 from clipctl.data.formats.tables import table_layout
 from clipctl.errors import DataError
+from clipctl.files import open_plain
 
 FILE_READERS: dict[str, Callable[[Path, Hints, int], Layout]] = {
     "csv": table_layout,
@@ -98,7 +99,7 @@ def file_side(path: Path) -> int:
 
 
 def _by_content(path: Path) -> str:
-    with path.open("rb") as file:
+    with open_plain(path, follows_links=True) as file:
         head = file.read(512)
     if head[257:262] == b"ustar":
         return "webdataset"

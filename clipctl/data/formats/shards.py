@@ -1,15 +1,17 @@
 """WebDataset shards: tar files read in place. The index records where each picture is; nothing is extracted.
 No torch."""
 
-import json
+import io
 import re
-import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from clipctl.data.formats.documents import texts_in
 from clipctl.data.formats.rows import Layout, Row, is_picture, side_of
+from clipctl.data.formats.tar import Member, TarError, members
 from clipctl.errors import DataError
+from clipctl.files import open_plain, parse_json
 
 MEMBER_LIMIT_BYTES = 1_000_000  # of a caption or a JSON document
 SHARD_LIMIT = 1_000_000
@@ -62,36 +64,24 @@ def _shard_rows(path: Path, number: int, side: int) -> Iterator[Row]:
     key: str | None = None
     sample = _Sample()
     try:
-        with tarfile.open(path, "r:") as tar:
-            while member := tar.next():
-                tar.members = []  # type: ignore[attr-defined]  # tarfile would keep every member
+        with open_plain(path, follows_links=True) as raw, io.BufferedReader(raw) as file:
+            for member in members(file):
                 own_key, kind = split_name(member.name)
-                if member.isdir() or member.name.rpartition("/")[2].startswith("."):  # macOS adds ._ members
+                if member.is_directory or member.name.rpartition("/")[2].startswith("."):  # macOS adds ._ members
                     continue
                 if own_key != key:
                     yield from sample.rows(number, side)
                     key, sample = own_key, _Sample()
-                sample.take(tar, member, kind)
+                sample.take(file, member, kind)
             yield from sample.rows(number, side)
-            end = tar.offset
-    except (tarfile.TarError, EOFError) as error:
+    except TarError as error:
         raise _no_shard(path, key, str(error)) from None
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error}") from None
-    if not _ends_well(path, end):
-        raise _no_shard(path, key, f"it has {path.stat().st_size:,} bytes")
-
-
-def _ends_well(path: Path, end: int) -> bool:
-    """Whether the file ends after its last member or with zeros. tarfile mistakes half a header for the end."""
-    with path.open("rb") as file:
-        file.seek(end)
-        rest = file.read(tarfile.BLOCKSIZE)
-    return path.stat().st_size >= end and not rest.strip(b"\0") and len(rest) in (0, tarfile.BLOCKSIZE)
 
 
 def _no_shard(path: Path, key: str | None, problem: str) -> DataError:
-    with path.open("rb") as file:
+    with open_plain(path, follows_links=True) as file:
         head = file.read(6)
     if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
         return DataError(f"{path} is compressed and cannot be read in place", "unpack it first: gunzip FILE")
@@ -113,14 +103,12 @@ class _Sample:
         self._text: str | None = None
         self._json: str | None = None
 
-    def take(self, tar: tarfile.TarFile, member: tarfile.TarInfo, kind: str) -> None:
-        is_plain = member.isreg() and not member.issparse()  # links and sparse members have no contiguous bytes
+    def take(self, file: BinaryIO, member: Member, kind: str) -> None:
         is_image = "." not in kind and is_picture(f".{kind}")  # a.seg.png belongs to picture a and is something else
-        if is_image and self._picture is None and is_plain:
-            self._picture = (member.name, member.offset_data, member.size)
-        elif is_plain and kind in ("txt", "json"):
-            file = tar.extractfile(member)
-            content = file.read(MEMBER_LIMIT_BYTES).decode("utf-8-sig", errors="replace") if file else ""
+        if is_image and self._picture is None and member.is_plain:
+            self._picture = (member.name, member.offset, member.size_bytes)
+        elif member.is_plain and kind in ("txt", "json"):
+            content = file.read(min(member.size_bytes, MEMBER_LIMIT_BYTES)).decode("utf-8-sig", errors="replace")
             if kind == "txt":
                 self._text = content
             else:
@@ -136,7 +124,7 @@ class _Sample:
         if self._text is not None:
             return (self._text,)
         try:
-            document = json.loads(self._json or "null")
-        except (ValueError, RecursionError):
+            document = parse_json(self._json or "null")
+        except ValueError:
             return ()
         return texts_in(document.get("caption")) if isinstance(document, dict) else ()

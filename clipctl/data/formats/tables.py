@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clipctl.data.formats.roots import candidate_roots
 from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, looks_like_picture, side_of
-from clipctl.data.formats.text import open_text, sample_lines
+from clipctl.data.formats.text import read_lines, sample_lines
 from clipctl.errors import DataError
 
 PICTURE_NAMES = (
@@ -29,7 +29,7 @@ SEPARATOR_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "pipe": "|", "semicol
 FORMAT_SEPARATORS = {"tsv": "\t", "pipe": "|"}
 SAMPLE_ROWS = 200
 LIST_LIMIT_CHARACTERS = 20_000
-CELL_LIMIT_CHARACTERS = 16_000_000
+CELL_LIMIT_CHARACTERS = 8_000_000
 SENTENCE_WORDS = 3  # average words per cell, at least, in a column of captions
 
 _NUMBERED_CAPTION = re.compile(r"(caption|comment|sentence|text)[ _-]?\d+$")
@@ -83,10 +83,9 @@ def is_token_file(lines: Sequence[str]) -> bool:
 
 
 def _token_rows(path: Path, side: int) -> Iterator[Row]:
-    with open_text(path) as file:
-        for line in file:
-            if match := _TOKEN_LINE.match(line.rstrip("\r\n")):
-                yield Row(match[1], (match[2],), side)
+    for line in read_lines(path):
+        if match := _TOKEN_LINE.match(line.rstrip("\r\n")):
+            yield Row(match[1], (match[2],), side)
 
 
 # --- tables ---------------------------------------------------------------------------------------------------
@@ -173,14 +172,13 @@ def _cells(lines: Iterable[str], separator: str, is_quoted: bool, path: Path) ->
 
 def _table_rows(path: Path, columns: Columns, side: int) -> Iterator[Row]:
     width, picture, texts, side_column = len(columns.names), columns.picture, columns.captions, columns.side
-    with open_text(path) as file:
-        rows = _cells(file, columns.separator, columns.is_quoted, path)
-        for row in islice(rows, columns.skipped_lines, None):
-            if len(row) != width:
-                row = _mended(row, columns)
-            captions = [caption for column in texts for caption in _captions_in(row[column])]
-            own_side = side_of(row[side_column]) if side_column is not None else UNSAID
-            yield Row(row[picture].strip(), captions, own_side or side)
+    rows = _cells(read_lines(path), columns.separator, columns.is_quoted, path)
+    for row in islice(rows, columns.skipped_lines, None):
+        if len(row) != width:
+            row = _mended(row, columns)
+        captions = [caption for column in texts for caption in _captions_in(row[column])]
+        own_side = side_of(row[side_column]) if side_column is not None else UNSAID
+        yield Row(row[picture].strip(), captions, own_side or side)
 
 
 def _mended(row: list[str], columns: Columns) -> list[str]:

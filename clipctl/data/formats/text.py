@@ -1,11 +1,18 @@
 """Text files of unknown origin: any byte order mark, invalid UTF-8, any line endings. No torch."""
 
 import codecs
+import io
 import re
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+from clipctl.errors import DataError
+from clipctl.files import open_plain
+
 SAMPLE_BYTES = 256 * 1024
+LINE_LIMIT_CHARACTERS = 8_000_000
 
 _LINE_ENDS = re.compile(r"\r\n|\r|\n")  # str.splitlines knows ten, some of which occur in captions
 
@@ -22,7 +29,17 @@ def encoding_of(head: bytes) -> str:
 
 def open_text(path: Path) -> TextIO:
     """Open for reading, with line endings unchanged; undecodable bytes become the replacement character."""
-    return path.open(encoding=encoding_of(_head(path)), errors="replace", newline="")
+    file = io.BufferedReader(open_plain(path, follows_links=True))
+    return io.TextIOWrapper(file, encoding=encoding_of(_head(path)), errors="replace", newline="")
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Line by line, each with its ending. Raises DataError for a line that is too long to be one."""
+    with open_text(path) as file:
+        for number, line in enumerate(iter(partial(file.readline, LINE_LIMIT_CHARACTERS), ""), start=1):
+            if len(line) == LINE_LIMIT_CHARACTERS:
+                raise DataError(f"{path}, line {number} has more than {LINE_LIMIT_CHARACTERS:,} characters")
+            yield line
 
 
 def sample_lines(path: Path) -> list[str]:
@@ -37,5 +54,5 @@ def split_lines(text: str) -> list[str]:
 
 
 def _head(path: Path) -> bytes:
-    with path.open("rb") as file:
+    with open_plain(path, follows_links=True) as file:
         return file.read(SAMPLE_BYTES)

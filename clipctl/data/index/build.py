@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from clipctl.data.formats.recognise import recognise
 from clipctl.data.formats.roots import find_roots
 from clipctl.data.formats.rows import CAPTION_LIMIT_CHARACTERS, Hints, Layout, Row, clean_caption, side_of
-from clipctl.data.index.columns import META, IndexFacts, file_facts, read_part, stamps_of
+from clipctl.data.index.columns import META, IndexFacts, column_sums, file_facts, read_part, stamps_of
 from clipctl.data.source import Keys, key_of, mix
 from clipctl.errors import DataError
 from clipctl.progress import Tell
@@ -36,13 +36,13 @@ def build(source: str, hints: Hints, directory: Path, tell: Tell, *, needs_capti
     try:
         layout = recognise(source, hints)
         stamps = stamps_of(str(path) for path in layout.files)  # before reading, so later changes are noticed
-        with rows:
-            for number, row in enumerate(layout.rows()):
-                rows.add(row)
-                if number % TOLD_ROWS == 0:
-                    tell(f"reading {source}: {number:,} rows")
     except OSError as error:
-        raise DataError(f"{error.filename or source} cannot be read: {error.strerror or error}") from None
+        raise _unreadable(source, error) from None
+    with rows:
+        for number, row in enumerate(_rows(source, layout)):
+            rows.add(row)
+            if number % TOLD_ROWS == 0:
+                tell(f"reading {source}: {number:,} rows")
     if not rows.runs and not needs_captions:
         raise DataError(f"{source} ({layout.format}: {layout.words}) has no pictures: {_reasons(rows.skipped)}")
     if not rows.runs:
@@ -79,11 +79,24 @@ def build(source: str, hints: Hints, directory: Path, tell: Tell, *, needs_capti
         missing=missing,
         side_counts=np.bincount(columns["side"], minlength=4).tolist(),
         hashed=hashed,
+        sums=column_sums(directory),
         fingerprint=_digest(directory, *FINGERPRINTED),
         state=_digest(directory, "mtime.npy") if not layout.shards else sha256(repr(stamps).encode()).hexdigest(),
     )
     (directory / META).write_text(json.dumps(asdict(facts)), encoding="utf-8")
     return facts
+
+
+def _rows(source: str, layout: Layout) -> Iterator[Row]:
+    """What cannot be read is the data's fault; what cannot be written is not."""
+    try:
+        yield from layout.rows()
+    except OSError as error:
+        raise _unreadable(source, error) from None
+
+
+def _unreadable(source: str, error: OSError) -> DataError:
+    return DataError(f"{error.filename or source} cannot be read: {error.strerror or error}")
 
 
 def _reasons(skipped: dict[str, int]) -> str:

@@ -1,10 +1,9 @@
 """Pictures and captions as memory-mapped columns: built once, opened instantly, no Python object per row. No torch."""
 
-import errno
-import json
 import os
 import stat
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from clipctl.data.formats.folders import survey
 from clipctl.data.source import Keys
 from clipctl.errors import DataError
 
-SCHEMA = "clipctl.index/1"
+SCHEMA = "clipctl.index/2"
 META = "meta.json"
 META_LIMIT_BYTES = 200_000_000  # a million shards have long names
 CHECKED_PICTURES = 10_000  # up to this many, all are checked for changes whenever the index is opened
@@ -40,6 +39,7 @@ class IndexFacts:
     missing: int  # missing pictures
     side_counts: list[int]  # pictures in each split
     hashed: bool  # pictures were compared by content
+    sums: dict[str, str]  # sha256 of every column
     fingerprint: str = ""  # of what training sees, regardless of where it is stored
     state: str = ""  # changes whenever a picture file is written
     schema: str = SCHEMA
@@ -48,8 +48,9 @@ class IndexFacts:
 class Index:
     """P pictures and their C captions, as columns on disk."""
 
-    def __init__(self, path: Path, facts: IndexFacts) -> None:
-        self.path, self.facts = path, facts
+    def __init__(self, path: Path, facts: IndexFacts, use: object = None) -> None:
+        """`use`: what keeps others from deleting it, as long as this object exists."""
+        self.path, self.facts, self._use = path, facts, use
         # Per picture: (P,). A name is a slice of `names.bin`.
         self._roots = self._column("root")  # int32, index into facts.roots
         self._offsets = self._column("offset")  # int64, in a shard; 0 for a file
@@ -145,11 +146,7 @@ def _decoded(content: memoryview) -> str:
 
 def read_part(path: str, offset: int, limit_bytes: int) -> bytes:
     """Part of a regular file; a pipe would block forever. Raises OSError."""
-    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0))
-    with open(descriptor, "rb", buffering=0) as file:
-        mode = os.fstat(descriptor).st_mode
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EISDIR if stat.S_ISDIR(mode) else errno.EINVAL, "not a plain file")
+    with files.open_plain(Path(path), follows_links=True) as file:
         file.seek(offset)
         return file.read(limit_bytes)
 
@@ -177,17 +174,36 @@ def stamps_of(paths: Iterable[str]) -> list[list[Any]]:
     return stamps
 
 
-def read_index(directory: Path) -> Index | None:
-    """The index in a directory; None if there is none or it is unusable."""
+def read_facts(directory: Path) -> IndexFacts | None:
+    """What the index in a directory says of itself; None if there is none."""
     try:
-        values = json.loads(files.read_bounded(directory / META, META_LIMIT_BYTES))
-        return Index(directory, IndexFacts(**values)) if values["schema"] == SCHEMA else None
-    except (OSError, ValueError, TypeError, KeyError, EOFError):
+        values = files.read_json(directory / META, META_LIMIT_BYTES)
+        return IndexFacts(**values) if values["schema"] == SCHEMA else None
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
+def read_index(directory: Path, use: object = None) -> Index | None:
+    """The index in a directory, every byte of it as it was written; None if there is none. After a power cut, a column
+    may be all zeros; captions of another dataset would train in silence."""
+    facts = read_facts(directory)
+    try:
+        if facts is None or column_sums(directory) != facts.sums:
+            return None
+        return Index(directory, facts, use)
+    except (OSError, ValueError, EOFError):
+        return None
+
+
+def column_sums(directory: Path) -> dict[str, str]:
+    columns = sorted(path for path in directory.iterdir() if path.suffix in (".npy", ".bin"))
+    with ThreadPoolExecutor() as pool:  # hashing releases the GIL
+        return dict(zip((path.name for path in columns), pool.map(files.sha256_of, columns), strict=True))
+
+
 def _reopened(directory: Path) -> Index:
-    index = read_index(directory)
-    if index is None:
+    """In a worker: the process that started it has checked the columns, and keeps them."""
+    facts = read_facts(directory)
+    if facts is None:
         raise DataError(f"{directory} is gone: the data changed while the training was starting", "start it again")
-    return index
+    return Index(directory, facts)

@@ -1,6 +1,7 @@
 """Pictures from files and shards, accessed through their indexes. No torch."""
 
 import errno
+import os
 import time
 from collections.abc import Iterator, Sequence
 from hashlib import sha256
@@ -13,14 +14,13 @@ from clipctl.data.bad import BadPictureError
 from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_square
 from clipctl.data.index.columns import Index, read_part
 from clipctl.data.source import Keys
+from clipctl.files import NotPlainError
 
 CHUNK = 2**20
 RETRY_S = 0.2
 LASTING_ERRORS = {
     errno.ENOENT: "missing",
     errno.ENOTDIR: "missing",
-    errno.EISDIR: "a directory",
-    errno.EINVAL: "no plain file",
     errno.EACCES: "not allowed to be read",
 }
 
@@ -198,6 +198,8 @@ def read_patiently(path: str, offset: int, limit_bytes: int) -> bytes:
     for is_last in (False, True):
         try:
             return read_part(path, offset, limit_bytes)
+        except NotPlainError:
+            raise BadPictureError("a directory" if os.path.isdir(path) else "no plain file") from None
         except OSError as error:
             lasting = LASTING_ERRORS.get(error.errno or 0)
             if lasting or is_last:
