@@ -112,6 +112,23 @@ def parse_json(text: str | bytes) -> Any:
         raise ValueError("it is nested too deeply") from None
 
 
+def write_sealed(path: Path, document: dict[str, Any]) -> None:
+    """A document with the sha256 of itself, for what is kept to be believed later."""
+    write_json(path, {**document, "sha256": _seal(document)})
+
+
+def read_sealed(path: Path, limit_bytes: int) -> dict[str, Any]:
+    """What `write_sealed` wrote, to the last bit. Raises OSError or ValueError."""
+    document = read_json(path, limit_bytes)
+    if not isinstance(document, dict) or document.pop("sha256", None) != _seal(document):
+        raise ValueError(f"{path.name} is not as it was written")
+    return document
+
+
+def _seal(document: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
+
+
 def sha256_of(path: Path) -> str:
     """Of a regular file's content."""
     with open_plain(path) as file:

@@ -25,6 +25,7 @@ from clipctl.errors import ConfigError, ConfigErrors
 CONFIG_FILE_LIMIT_BYTES = 100_000
 SHOWN_CHARACTERS = 60  # of a value, in a message
 NODE_LIMIT = 5_000  # values and keys in a config file
+DEPTH_LIMIT = 20
 REPORTED_PROBLEMS = 20
 
 
@@ -68,7 +69,7 @@ class _Loader(yaml.BaseLoader):
     """Texts, lists and mappings: what a text means, its setting decides, so nothing is a date, and 1:30 is not 90.
     Aliases, by which a small file can grow without end, are refused; so is a key that stands twice."""
 
-    nodes = 0
+    nodes = depth = 0
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         self.nodes += 1
@@ -78,7 +79,12 @@ class _Loader(yaml.BaseLoader):
             raise yaml.composer.ComposerError(None, None, "aliases (*name) are not allowed", mark)
         if self.nodes > NODE_LIMIT:
             raise yaml.composer.ComposerError(None, None, f"more than {NODE_LIMIT:,} values", mark)
-        return super().compose_node(parent, index)
+        if self.depth > DEPTH_LIMIT:
+            raise yaml.composer.ComposerError(None, None, "nested too deeply", mark)
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()

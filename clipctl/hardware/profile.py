@@ -260,7 +260,7 @@ def load_profile(machine: Machine | None = None) -> Profile:
     """What is known about this machine; nothing if it is new or the file is damaged."""
     machine = machine or Machine.here()
     try:
-        profile = Profile.parse(files.read_json(profile_file(machine), LIMIT_BYTES))
+        profile = Profile.parse(files.read_sealed(profile_file(machine), LIMIT_BYTES))
     except (OSError, ValueError):
         return Profile(machine)
     return profile if profile.machine == machine else Profile(machine)
@@ -273,7 +273,7 @@ def update_profile(change: Callable[[Profile], Profile], machine: Machine | None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(path.with_suffix(".lock"), timeout=5):
-            files.write_json(path, change(load_profile(machine)).to_dict())
+            files.write_sealed(path, change(load_profile(machine)).to_dict())
     except (OSError, TimeoutError):
         return False
     return True

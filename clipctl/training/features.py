@@ -202,13 +202,13 @@ def _write(path: Path, entry: _Entry) -> None:
         np.save(partial / "keys.npy", entry.keys)
         sums = {file.name: files.sha256_of(file) for file in partial.iterdir()}
         document = {"files": sums, "bad": {str(index): reason for index, reason in entry.bad.items()}}
-        (partial / MANIFEST).write_text(json.dumps(document), encoding="utf-8")
+        files.write_sealed(partial / MANIFEST, document)
 
 
 def _read(path: Path) -> _Entry | None:
     """None if it is not there, or not as it was written."""
     try:
-        document = files.read_json(path / MANIFEST, MANIFEST_LIMIT_BYTES)
+        document = files.read_sealed(path / MANIFEST, MANIFEST_LIMIT_BYTES)
         if any(files.sha256_of(path / name) != document["files"][name] for name in ("rows.npy", "keys.npy")):
             return None
         rows = np.load(path / "rows.npy", mmap_mode="r", allow_pickle=False)

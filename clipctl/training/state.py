@@ -18,7 +18,7 @@ from clipctl.hardware.memory import keep_freed_memory
 from clipctl.model.adapting import adapt, trained_tensors
 from clipctl.model.clip import Clip
 from clipctl.model.compiling import compile_blocks
-from clipctl.model.weights import check_floats, check_shapes
+from clipctl.model.weights import check_floats, check_shapes, is_finite
 from clipctl.runs.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from clipctl.runs.tensors import TensorInfo, read_header
 from clipctl.training.optim import make_optimizer, optimizer_state_shapes
@@ -137,13 +137,15 @@ def read_tensors(state: TrainState, checkpoint: Checkpoint) -> None:
     check_shapes(optimizer, _optimizer_shapes(state, header))
     if any(info.dtype != ("U8" if name.startswith("rng.") else "F32") for name, info in header.items()):
         raise CheckpointError(f"{optimizer} has tensors of a type that no optimizer keeps")
-    state.model.load_state_dict(load_file(model), strict=False)  # what is not trained is there already
+    weights, moments = load_file(model), load_file(optimizer)
+    for name, tensor in (*weights.items(), *moments.items()):
+        if not is_finite(tensor):
+            raise CheckpointError(f"{name} in {checkpoint.path} is not finite", "resume from another: RUN@STEP")
+    state.model.load_state_dict(weights, strict=False)  # what is not trained is there already
     try:
-        _restore_optimizer(state, load_file(optimizer))
+        _restore_optimizer(state, moments)
     except RuntimeError as error:  # a random state that is none
         raise CheckpointError(f"{optimizer} cannot be used: {str(error).splitlines()[0][:200]}") from None
-    if names := nonfinite_tensors(state):
-        raise CheckpointError(f"{names[0]} in {checkpoint.path} is not finite", "resume from another: RUN@STEP")
     state.step = checkpoint.step
 
 

@@ -1,10 +1,14 @@
 """The long version of the fault tests, with a table at the end: make soak
 
-python -m tests.faults.soak [--kills 100] [--in-save 20] [--truncations 50] [--flips 200] [--seed 0]
+python -m tests.faults.soak [--kills 100] [--in-save 20] [--truncations 50] [--flips 200] [--mutations 10000]
+                            [--rounds 100] [--guided 0] [--seed 0]
+
+Where atheris is installed, --guided SECONDS lets it look for files that reach new code, for each reader.
 """
 
 import argparse
 import itertools
+import json
 import os
 import random
 import shutil
@@ -25,6 +29,8 @@ from clipctl.runs.store import CheckpointStore
 from clipctl.training import attempt
 from clipctl.training.session import resume_run
 from clipctl.training.state import read_tensors
+from tests.faults.crowd import crowd
+from tests.faults.fuzz import LIMIT_BYTES, READERS
 from tests.faults.test_damage import FILES, flip_a_bit, truncate
 from tests.faults.trainer import SETTINGS, digest, finish, start_anew, wait_until
 
@@ -33,11 +39,13 @@ LAST_STEP = 120
 RUN = [*SETTINGS, "--set=train.epochs=40", "--set=save.every=4s", "--name=run"]
 KILLS_PER_RUN = 5
 LANES = 2  # runs at a time
+SIGNALS = [signal.SIGKILL, signal.SIGKILL, signal.SIGHUP, signal.SIGTERM]
 OTHERS = {
     "failing operation of a save or prune, every one": "tests/faults/test_operations.py",
     "random retention history, 1000 and 100 on a disk": "tests/faults/test_retention.py",
     "full, read-only, vanished or odd place": "tests/faults/test_places.py",
     "hostile file": "tests/faults/test_hostile.py",
+    "run, dataset or cache from elsewhere": "tests/faults/test_foreign.py",
     "signal, dead or hung worker, sleep, jumping clock": "tests/faults/test_processes.py",
     "loss or gradient that is not finite": "tests/faults/test_nonfinite.py",
 }
@@ -83,7 +91,9 @@ def kill_and_resume(root: Path, chance: random.Random, *, in_save: bool, wanted:
         wait_for_the_moment(run, chance, process, in_save=in_save)
         if process.poll() is not None:
             break
-        os.killpg(process.pid, signal.SIGKILL)
+        # Most are killed; some are told to end, as by a terminal that closes, and killed if that is what it takes.
+        number = signal.SIGKILL if in_save else chance.choice(SIGNALS)
+        os.killpg(process.pid, number)
         process.communicate()
         hits += not in_save or bool(partial_saves(run))
         begun = run.config_file.exists()  # otherwise there is nothing yet to go on with
@@ -110,7 +120,7 @@ def partial_saves(run: RunDir) -> list[Path]:
 
 
 def soak_kills(table: Table, base: Path, chance: random.Random, kills: int, *, in_save: bool) -> None:
-    fault = "SIGKILL inside a save" if in_save else "SIGKILL at a random moment"
+    fault = "SIGKILL inside a save" if in_save else "SIGKILL, SIGHUP or SIGTERM at a random moment"
     left, number = kills, 0
 
     def episode(seed: float, wanted: int, directory: Path) -> tuple[int, bool, str]:
@@ -181,9 +191,29 @@ def run_suite(table: Table, fault: str, file: str) -> None:
         table.add(f"{fault} (tests)", tries=1, survived=0, detail=done.stdout[-2000:] + done.stderr[-2000:])
 
 
+def soak_readers(table: Table, mutations: int, seed: int, guided_s: int) -> None:
+    """Every reader in a process of its own, so that its memory is its own."""
+    for kind in READERS:
+        fault = f"mutated file: {kind}"
+        command = [sys.executable, "-m", "tests.faults.fuzz", kind]
+        done = subprocess.run([*command, f"--count={mutations}", f"--seed={seed}"], capture_output=True, text=True)
+        if done.returncode:
+            table.add(fault, tries=mutations, survived=0, detail=done.stderr[-2000:])
+            continue
+        found = json.loads(done.stdout)
+        is_small = found["memory_bytes"] < LIMIT_BYTES
+        survived = mutations - len(found["findings"]) if is_small else 0
+        table.add(fault, tries=mutations, survived=survived, detail=str(found)[:2000])
+        say(f"{fault}: slowest {found['slowest_s']:.2f} s, {found['memory_bytes'] / 1e6:.0f} MB")
+        if guided_s:
+            done = subprocess.run([*command, f"--atheris={guided_s}"], capture_output=True, text=True)
+            table.add(f"{fault}, guided", tries=1, survived=int(done.returncode == 0), detail=done.stderr[-2000:])
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name, count in (("kills", 100), ("in-save", 20), ("truncations", 50), ("flips", 200), ("seed", 0)):
+    counts = {"kills": 100, "in-save": 20, "truncations": 50, "flips": 200, "mutations": 10_000, "rounds": 100}
+    for name, count in {**counts, "guided": 0, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     asked = parser.parse_args()
     chance, table = random.Random(asked.seed), Table()
@@ -198,6 +228,12 @@ def main() -> None:
         soak_kills(table, base, chance, asked.in_save, in_save=True)
         soak_damage(table, original, base, chance, "truncation", asked.truncations)
         soak_damage(table, original, base, chance, "flipped bit", asked.flips)
+    soak_readers(table, asked.mutations, asked.seed, asked.guided)
+    commands, problems = crowd(asked.rounds, asked.seed)
+    survived = max(0, commands - len(problems))
+    table.add(
+        "six commands at once, data changing", tries=commands, survived=survived, detail="; ".join(problems)[:3000]
+    )
     for fault, file in OTHERS.items():
         run_suite(table, fault, file)
         say(f"{fault}: done")

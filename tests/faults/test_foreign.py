@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -32,6 +33,7 @@ from clipctl.runs.checkpoint import MODEL, OPTIMIZER, STATE
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import choice
+from tests.faults.crowd import crowd
 from tests.faults.test_hostile import measure, vouch
 from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs, wait_until
 from tests.launcher import launch
@@ -495,7 +497,7 @@ def test_more_threads_than_cores_are_not_faster(micro):
     sample = StepSample("cpu", "fp32", 2, work.to_dict(), 0.1, 0.0, None, 1.0)
     model = CostModel(replace(profile((2, 100.0)), steps=(sample,)))
     two, many = (model.step_s(choice.Setting("cpu", "fp32", threads), work).value for threads in (2, 99))
-    assert many > 0.9 * two
+    assert many > 0.5 * two
 
 
 # --- budgets for decoding (S3, S8) --------------------------------------------------------------------------------
@@ -664,8 +666,85 @@ def test_tensors_that_cannot_be(finished, name, change):
     code, _, stderr = command("train", "--resume", f"{finished.path}@last", "--epochs", 9)
     assert code == 3 and "bug in clipctl" not in stderr, stderr
     if name == MODEL:
-        code, _, stderr = command("eval", finished.path)
+        code, _, stderr = command("eval", f"{finished.path}@last")
         assert code == 3 and "bug in clipctl" not in stderr, stderr
+
+
+# --- twenty forged runs under every command -----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def forged(unbroken_run, tmp_path_factory):
+    """Twenty copies of a run, each with one thing that is not as it should be; and what they point to."""
+    root, rng = tmp_path_factory.mktemp("forged"), np.random.default_rng(0)
+    victim = tmp_path_factory.mktemp("victim")
+    (victim / "file").write_text("mine")
+    (victim / "step-00000003").mkdir()
+    kinds = [
+        *(
+            (name, kind)
+            for name in ("config.yaml", "run.json", "metrics.jsonl")
+            for kind in ("a pipe", "a link", "noise")
+        ),
+        *(
+            ("environment.json", "a device"),
+            ("tokenizer.json", "a link"),
+            ("train.log", "a link"),
+            ("run.lock", "a link"),
+        ),
+        *(("checkpoints", "a link"), ("checkpoints", "a file"), ("checkpoints/step-00000003", "a link")),
+        *(("run.json", "a pid"), ("metrics.jsonl", "holes"), ("config.yaml", "aliases"), ("base", "a link")),
+    ]
+    runs = []
+    for number, (name, kind) in enumerate(kinds):
+        run = RunDir(root / f"forged-{number}")
+        shutil.copytree(unbroken_run.path, run.path)
+        path = run.path / name
+        if kind != "a pid":
+            shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+        match kind:
+            case "a pipe":
+                os.mkfifo(path)
+            case "a device":
+                path.symlink_to("/dev/zero")
+            case "a link":
+                path.symlink_to(victim if name in ("checkpoints", "base") or "step" in name else victim / "file")
+            case "noise" | "a file":
+                path.write_bytes(rng.bytes(5000))
+            case "holes":
+                path.touch()
+                os.truncate(path, 2**34)
+            case "aliases":
+                path.write_text("data: {source: &a [x], val: *a}")
+        runs.append(run)
+    assert len(runs) == 20
+    return runs, victim
+
+
+FORGED_COMMANDS = [
+    *(["stop"], ["monitor", "--once"], ["checkpoint", "list"], ["checkpoint", "show"], ["checkpoint", "verify"]),
+    *(["checkpoint", "prune", "--yes"], ["train", "--epochs", "9", "--resume"], ["runs", "--runs-dir"]),
+]
+
+
+@pytest.mark.parametrize("words", FORGED_COMMANDS, ids=" ".join)
+def test_forged_runs_hurt_nobody(forged, bystander, words):
+    runs, victim = forged
+    for run in runs:
+        if run.path.name == "forged-16":
+            forge_status(run, bystander.pid)
+        code, _, stderr = command(*words, run.path.parent if words[0] == "runs" else run.path)
+        assert code in (0, 1, 2, 3), (run.path.name, code, stderr)
+        assert "bug in clipctl" not in stderr and "Traceback" not in stderr, (run.path.name, stderr)
+        assert code == 0 or "error: " in stderr or words[0] == "checkpoint"
+        assert (victim / "file").read_text() == "mine" and list((victim / "step-00000003").iterdir()) == []
+        assert sorted(path.name for path in victim.iterdir()) == ["file", "step-00000003"]
+
+
+def test_several_commands_at_once():
+    """A few rounds of what `make soak` does a hundred times."""
+    count, problems = crowd(3, seed=0)
+    assert count == 18 and not problems, problems
 
 
 # --- the rest -----------------------------------------------------------------------------------------------------
@@ -713,18 +792,20 @@ def test_how_many_pictures_may_be_bad_is_a_setting(photos, tmp_path):
 
 
 def test_an_ascii_locale_is_no_error(tmp_path):
-    """W11."""
+    """W11: names that the system cannot encode, from the disk or from a table."""
     folder = tmp_path / "grün"
-    folder.mkdir()
-    for number in range(4):
-        Image.new("RGB", (8, 8)).save(folder / f"kätzchen {number}.png")
+    for number in range(40):
+        path = folder / "classes" / ("Kätzchen", "Hündchen")[number % 2] / f"kätzchen {number}.png"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8)).save(path)
     lines = [f"kätzchen {number}.png,ein Kätzchen – {number}" for number in range(4)]
     (folder / "data.csv").write_text("\n".join(["image,caption", *lines]), encoding="utf-8")
     environment = {**os.environ, "LC_ALL": "POSIX", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
-    for more in ([], ["--json"], ["--deep"]):
-        words = [sys.executable, "-m", "clipctl", "data", "inspect", str(folder / "data.csv"), *more]
+    for name in ("data.csv", "classes"):
+        words = [sys.executable, "-m", "clipctl", "data", "inspect", str(folder / name)]
         done = subprocess.run(words, env=environment, capture_output=True)
-        assert done.returncode == 0 and b"UnicodeEncodeError" not in done.stderr, done.stderr.decode()
+        assert done.returncode == 2 and b"bug in clipctl" not in done.stderr, done.stderr.decode()
+        assert b"this locale (ascii) cannot name pictures" in done.stderr and b"PYTHONUTF8=1" in done.stderr
 
 
 def test_the_state_is_true_on_a_full_disk(tmp_path, monkeypatch):

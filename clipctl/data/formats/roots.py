@@ -1,6 +1,7 @@
 """Finds the directories that relative picture paths start from. No torch."""
 
 import os
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -61,6 +62,13 @@ def find_roots(names: Sequence[str], candidates: Sequence[Path]) -> list[Path]:
             f"the pictures are web addresses, such as {probes[0]}",
             "clipctl reads local files: download them first, e.g. with img2dataset, and pass its directory of shards",
         )
+    try:
+        os.fsencode(probes[0])
+    except UnicodeEncodeError:
+        raise DataError(
+            f"this locale ({sys.getfilesystemencoding()}) cannot name pictures such as {probes[0]}",
+            "set PYTHONUTF8=1, or LC_ALL to one such as C.UTF-8",
+        ) from None
     tried = ", ".join(str(root) for root in candidates[:6])
     more = f" and {len(candidates) - 6} more" if len(candidates) > 6 else ""
     raise DataError(

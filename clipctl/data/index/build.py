@@ -1,6 +1,5 @@
 """Builds an index: reads the rows, groups them by picture, and looks for the pictures. No torch."""
 
-import json
 import os
 import unicodedata
 from array import array
@@ -13,6 +12,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
+from clipctl import files
 from clipctl.data.formats.recognise import recognise
 from clipctl.data.formats.roots import find_roots
 from clipctl.data.formats.rows import CAPTION_LIMIT_CHARACTERS, Hints, Layout, Row, clean_caption, side_of
@@ -83,7 +83,7 @@ def build(source: str, hints: Hints, directory: Path, tell: Tell, *, needs_capti
         fingerprint=_digest(directory, *FINGERPRINTED),
         state=_digest(directory, "mtime.npy") if not layout.shards else sha256(repr(stamps).encode()).hexdigest(),
     )
-    (directory / META).write_text(json.dumps(asdict(facts)), encoding="utf-8")
+    files.write_sealed(directory / META, asdict(facts))
     return facts
 
 

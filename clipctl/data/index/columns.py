@@ -177,7 +177,7 @@ def stamps_of(paths: Iterable[str]) -> list[list[Any]]:
 def read_facts(directory: Path) -> IndexFacts | None:
     """What the index in a directory says of itself; None if there is none."""
     try:
-        values = files.read_json(directory / META, META_LIMIT_BYTES)
+        values = files.read_sealed(directory / META, META_LIMIT_BYTES)
         return IndexFacts(**values) if values["schema"] == SCHEMA else None
     except (OSError, ValueError, TypeError, KeyError):
         return None

@@ -54,7 +54,7 @@ def _kept_index(shelf: Shelf, key: str, source: str, hints: Hints, tell: Tell, *
             files.delete(shelf.home / name)
             os.rename(shelf.home / f"{key}.new", shelf.home / name)
             index = read_index(shelf.home / name, use)
-        files.write_json(shelf.home / f"{key}.json", {"directory": name})
+        files.write_sealed(shelf.home / f"{key}.json", {"directory": name})
         files.delete(shelf.home / f"{key}.new")
     if index is None:
         raise OSError(f"{shelf.home / name} has changed since it was written")
@@ -92,7 +92,7 @@ def _current(shelf: Shelf, key: str) -> Index | None:
 def _pointed_to(shelf: Shelf, key: str) -> str:
     """The name of the current index; empty if there is none."""
     try:
-        name = str(files.read_json(shelf.home / f"{key}.json", POINTER_LIMIT_BYTES)["directory"])
+        name = str(files.read_sealed(shelf.home / f"{key}.json", POINTER_LIMIT_BYTES)["directory"])
     except (OSError, ValueError, KeyError, TypeError):
         return ""
     return name if name.startswith(f"{key}-") and os.sep not in name else ""
