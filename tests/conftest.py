@@ -41,6 +41,12 @@ def _one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture(autouse=True)
+def _quiet_machine(monkeypatch) -> None:
+    """Tests run beside each other; what they measure is kept all the same, unless a test is about that."""
+    monkeypatch.setattr("clipctl.training.choice.OtherLoad.cores", lambda self: 0.0)
+
+
 @pytest.fixture
 def without_heif(monkeypatch) -> Iterator[None]:
     """As if pillow-heif were not installed."""

@@ -7,7 +7,16 @@ import pytest
 
 from clipctl.config.sections import ModelConfig
 from clipctl.hardware import profile
-from clipctl.hardware.profile import DeviceFacts, Machine, Profile, Rates, StepSample, load_profile, update_profile
+from clipctl.hardware.profile import (
+    DeviceFacts,
+    Machine,
+    Profile,
+    Rates,
+    StepSample,
+    load_profile,
+    now_s,
+    update_profile,
+)
 from clipctl.model.workload import Workload
 
 
@@ -23,7 +32,7 @@ def sample(batch_size=8, step_s=0.5, **others):
 
 
 def test_what_was_kept_is_found_again():
-    rates = [Rates("cpu", "fp32", 2, 150.0)]
+    rates = [Rates("cpu", "fp32", 2, 150.0, now_s())]
     assert update_profile(lambda kept: kept.with_steps([sample()]).with_rates(rates))
     found = load_profile()
     assert found.steps == (sample(),) and found.rates == tuple(rates) and found.machine == Machine.here()

@@ -188,10 +188,10 @@ class Profile:
         return next((one for one in self.rates if (one.device, one.precision, one.threads) == wanted), None)
 
     def is_plausible(self, rate: Rates) -> bool:
-        """Not if fewer threads reach far more: then another program was busy, and threads waited for each other."""
-        place = (rate.device, rate.precision)
+        """Not if fewer threads of the CPU reach far more: then another program was busy beside them."""
+        place = ("cpu", rate.precision)
         fewer = (one for one in self.rates if (one.device, one.precision) == place and one.threads < rate.threads)
-        return all(rate.gflops >= LEAST_GAIN * one.gflops for one in fewer)
+        return rate.device != "cpu" or all(rate.gflops >= LEAST_GAIN * one.gflops for one in fewer)
 
     def rate(self, device: str, precision: str, threads: int) -> Rates | None:
         """The rate measured with that many threads, or else with the most."""
@@ -257,13 +257,15 @@ def profile_file(machine: Machine) -> Path:
 
 
 def load_profile(machine: Machine | None = None) -> Profile:
-    """What is known about this machine; nothing if it is new or the file is damaged."""
+    """What is known about this machine, without what cannot be; nothing if it is new or the file is damaged."""
     machine = machine or Machine.here()
     try:
         profile = Profile.parse(files.read_sealed(profile_file(machine), LIMIT_BYTES))
     except (OSError, ValueError):
         return Profile(machine)
-    return profile if profile.machine == machine else Profile(machine)
+    if profile.machine != machine:
+        return Profile(machine)
+    return replace(profile, rates=tuple(filter(profile.is_plausible, profile.rates)))
 
 
 def update_profile(change: Callable[[Profile], Profile], machine: Machine | None = None) -> bool:

@@ -189,9 +189,9 @@ class _Decider:
         if faster is None and self.workload.attention_shapes:
             if self.budget_s and self._left_s() < ATTENTION_S:
                 return Choice("fused", "the run is too short to measure the other way")
-            others = OtherLoad()
-            times = time_attention(setting, self.workload)
-            self._keep(self.profile.with_attention(times), is_sure=not self._is_disturbed(others))
+            # Kept even beside busy programs: the two ways take turns, so that both suffer, and the same command gives
+            # the same weights only if it is decided in the same way.
+            self._keep(self.profile.with_attention(time_attention(setting, self.workload)))
             faster = self.model.faster_attention(setting, self.workload)
         if faster is None:
             return Choice("fused", "the usual way")
@@ -236,7 +236,8 @@ class _Decider:
 
     def _probe(self, settings: Sequence[Setting]) -> bool:
         """Know what a matrix product reaches under these settings; False if there was no time to find out."""
-        missing = [one for one in settings if one.device != HYBRID and not self._is_known(one)]
+        known = [self.profile.exact_rate(one.device, one.precision, one.threads) for one in settings]
+        missing = [one for one, rate in zip(settings, known, strict=True) if rate is None and one.device != HYBRID]
         if missing and self.budget_s and self._left_s() < PROBE_S * len(missing):
             return False
         for one in missing:
@@ -250,10 +251,6 @@ class _Decider:
                 is_sure=self.profile.is_plausible(best) and not self._is_disturbed(others),
             )
         return True
-
-    def _is_known(self, setting: Setting) -> bool:
-        rate = self.profile.exact_rate(setting.device, setting.precision, setting.threads)
-        return rate is not None and self.profile.is_plausible(rate)
 
     def _is_disturbed(self, others: OtherLoad) -> bool:
         """Whether other programs were busy while something was measured."""

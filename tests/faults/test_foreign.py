@@ -25,7 +25,7 @@ from clipctl.data.decoding import open_picture
 from clipctl.data.formats.rows import Hints
 from clipctl.data.index.store import open_index
 from clipctl.errors import ConfigError, DataError, RunError
-from clipctl.hardware.profile import Machine, Profile, Rates, StepSample
+from clipctl.hardware.profile import Machine, Profile, Rates, StepSample, load_profile, update_profile
 from clipctl.hardware.shelf import Shelf
 from clipctl.model.forecast import CostModel
 from clipctl.monitor.runs import stop_run
@@ -460,17 +460,16 @@ def profile(*rates):
 
 def test_a_rate_that_cannot_be_is_measured_again(home, micro, monkeypatch):
     """Two threads that reach next to nothing where one reaches a hundred: another program was busy."""
+    update_profile(lambda kept: kept.with_rates([Rates("cpu", "fp32", 1, 103.0), Rates("cpu", "fp32", 2, 0.044)]))
+    assert load_profile().exact_rate("cpu", "fp32", 2) is None
     found = iter([0.044, 0.05, 180.0])
     monkeypatch.setattr(
         choice, "probe_rates", lambda device, precision, threads: Rates("cpu", precision, threads, next(found))
     )
-    monkeypatch.setattr(choice, "load_profile", lambda: profile((1, 103.0), (2, 0.044)))
-    kept = []
-    monkeypatch.setattr(choice, "update_profile", lambda change: kept.append(change(profile((1, 103.0)))))
     decider = choice._Decider(micro, None, 10, None)
     decider._probe([choice.Setting("cpu", "fp32", 2)])
     assert decider.profile.exact_rate("cpu", "fp32", 2).gflops == 180.0
-    assert kept[-1].exact_rate("cpu", "fp32", 2).gflops == 180.0
+    assert load_profile().exact_rate("cpu", "fp32", 2).gflops == 180.0
 
 
 def test_what_was_measured_beside_busy_programs_is_not_kept(home, micro, monkeypatch):
