@@ -2,7 +2,6 @@
 a plausible size. Whatever a run, a dataset or the application directory holds may come from elsewhere."""
 
 import errno
-import hashlib
 import io
 import json
 import os
@@ -126,11 +125,15 @@ def read_sealed(path: Path, limit_bytes: int) -> dict[str, Any]:
 
 
 def _seal(document: dict[str, Any]) -> str:
+    import hashlib
+
     return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 def sha256_of(path: Path) -> str:
     """Of a regular file's content."""
+    import hashlib  # not at the top: every command imports this module
+
     with open_plain(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

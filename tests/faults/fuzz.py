@@ -14,6 +14,7 @@ import io
 import json
 import os
 import random
+import shutil
 import struct
 import sys
 import sysconfig
@@ -543,6 +544,7 @@ def fuzz(kind: str, count: int, seed: int) -> dict[str, Any]:
         if problem:
             findings.append({"number": number, "problem": problem, "content": content[:3000].hex()})
     faulthandler.cancel_dump_traceback_later()
+    shutil.rmtree(home)
     taken_bytes = memory_bytes("VmHWM") - before_bytes if sys.platform == "linux" else 0
     return {
         "reader": kind,
