@@ -57,6 +57,8 @@ def load_model(checkpoint: Checkpoint) -> TrainedModel:
         tokenizer = facts["tokenizer"]
     except (KeyError, AttributeError, TypeError, ConfigError) as error:
         raise CheckpointError(f"{checkpoint.path} does not say which model it holds: {error}") from None
+    if config.model.text.vocab_size is None:
+        raise CheckpointError(f"{checkpoint.path} does not say how many tokens its model knows")
     with torch.device("meta"):  # shapes only: the weights come from the file
         model = Clip(config.model, loss=config.train.loss)
         adapt(model, config.tune)

@@ -622,6 +622,15 @@ FORGED_STATES = {
 }
 
 
+def test_a_model_that_does_not_say_how_many_tokens_it_knows(finished):
+    """Found by mutation."""
+    config = json.loads((last_of(finished).path / STATE).read_text())["config"]
+    config["model"]["text"]["vocab_size"] = None
+    forge_state(finished, config=config)
+    code, _, stderr = command("eval", f"{finished.path}@last")
+    assert code == 3 and "does not say how many tokens its model knows" in stderr
+
+
 @pytest.mark.parametrize("changes", FORGED_STATES.values(), ids=FORGED_STATES)
 def test_states_that_cannot_be(finished, changes):
     forge_state(finished, **changes)
