@@ -539,7 +539,7 @@ def fuzz(kind: str, count: int, seed: int) -> dict[str, Any]:
             problem = f"{taken_s:.1f} s"
         found, trace.found = trace.found, []
         if reader.names_files:
-            found = [one for one in found if one not in ("read /etc/passwd", "read /dev/zero")]
+            found = [one for one in found if not one.startswith("read ")]
         problem = "; ".join(found) or problem
         if problem:
             findings.append({"number": number, "problem": problem, "content": content[:3000].hex()})
