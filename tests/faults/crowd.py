@@ -68,6 +68,8 @@ def crowd(rounds: int, seed: int) -> tuple[int, list[str]]:
                     problems.append(f"round {round_number}, {' '.join(words[:2])}: exit {code}: {stderr[-600:]}")
             changing.join()
             problems += [problem for run in RunDir.all(root) for problem in unsound(run, environment)]
+            if round_number % 10 == 9:
+                sys.stderr.write(f"round {round_number + 1} of {rounds}: {len(problems)} problems\n")
     return count, problems
 
 
