@@ -93,6 +93,7 @@ def battery_power_w(root: Path) -> float | None:
     return None
 
 
+LEAST_S = 0.2  # the system counts in hundredths of a second, so less tells nothing
 BUSY_CORES = 0.25  # kept busy by other programs: above this, measurements suffer
 
 
@@ -106,7 +107,7 @@ class OtherLoad:
     def cores(self) -> float:
         """Cores that others kept busy on average since then, excluding this process and its children."""
         seconds, busy, own = (now - then for now, then in zip(self._now(), self._started, strict=True))
-        return max(0.0, (busy - own) / seconds) if seconds > 0 else 0.0
+        return max(0.0, (busy - own) / seconds) if seconds >= LEAST_S else 0.0
 
     def _now(self) -> tuple[float, float, float]:
         times, mine = psutil.cpu_times(), self._process.cpu_times()

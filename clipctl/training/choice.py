@@ -81,7 +81,7 @@ class _Decider:
         self.profile: Profile = load_profile()
         self.model = CostModel(self.profile)
         self.budget_s = 0.0
-        self.busy_cores = 0.0  # by other programs while something was measured
+        self.others, self.busy_cores = OtherLoad(), 0.0  # by other programs while something was measured
 
     def decide(self) -> Decision:
         asked = self.config.runtime
@@ -219,13 +219,12 @@ class _Decider:
             seconds = sum(estimate.value if estimate else slowest for estimate in estimates)
             setup_s = TRIAL_SETUP_S + SETUP_S_PER_PARAMETER * cost.parameters(workload.model)
             if setup_s + STEPS_PER_TRIAL * seconds <= self._left_s():
-                others = OtherLoad()
                 try:
                     timings = time_steps(self.config, workload, options, limit_s=0.0, min_samples=SAMPLES)
                 except RuntimeError:  # out of memory, or a kernel that a device lacks: then the usual is chosen
                     return
                 samples = [sample_of(one, workload, timing) for one, timing in timings.items()]
-                self._keep(self.profile.with_steps(samples), is_sure=not self._is_disturbed(others))
+                self._keep(self.profile.with_steps(samples), is_sure=not self._is_disturbed())
                 return
 
     def _might_do(self, setting: Setting, usual_threads: int) -> bool:
@@ -241,21 +240,20 @@ class _Decider:
         if missing and self.budget_s and self._left_s() < PROBE_S * len(missing):
             return False
         for one in missing:
-            others = OtherLoad()
             found = [probe_rates(devices.open_device(one.device), one.precision, one.threads)]
             while len(found) < PROBES and not self.profile.is_plausible(found[-1]):
                 found.append(probe_rates(devices.open_device(one.device), one.precision, one.threads))
             best = max(found, key=lambda rate: rate.gflops)
             self._keep(
                 self.profile.with_rates([best]),
-                is_sure=self.profile.is_plausible(best) and not self._is_disturbed(others),
+                is_sure=self.profile.is_plausible(best) and not self._is_disturbed(),
             )
         return True
 
-    def _is_disturbed(self, others: OtherLoad) -> bool:
+    def _is_disturbed(self) -> bool:
         """Whether other programs were busy while something was measured."""
-        self.busy_cores = max(self.busy_cores, others.cores())
-        return others.cores() > BUSY_CORES
+        self.busy_cores = self.others.cores()
+        return self.busy_cores > BUSY_CORES
 
     def _keep(self, profile: Profile, *, is_sure: bool = True) -> None:
         """Decide by this profile from now on. What was measured beside busy programs is not kept for other runs."""

@@ -422,8 +422,7 @@ def _load_notes(decision: Decision) -> list[str]:
     notes, threads, cores = [], int(decision.threads.value), decision.cost_model.cores
     if decision.busy_cores > BUSY_CORES:
         notes.append(
-            f"other programs keep {decision.busy_cores:.1f} cores busy: what was measured beside them may be wrong, "
-            "and is not kept"
+            f"other programs keep {decision.busy_cores:.1f} cores busy: measurements may be off, and are not kept"
         )
     if threads > cores:
         notes.append(

@@ -193,12 +193,12 @@ def _watched(name: str) -> Callable[[Path], Reader]:
                     dashboard(snapshot, [], Options(), width, height)
             list(run_rows(directory.parent))
 
-        return _in_run(name, path, read, RunDir)
+        return _in_run(name, path, read)
 
     return make
 
 
-def _in_run(name: str, path: Path, read: Callable[[Path], None], kind: Any) -> Reader:
+def _in_run(name: str, path: Path, read: Callable[[Path], None]) -> Reader:
     return Reader(f"{path.name}/{name}", [(path / name).read_bytes()], lambda home: read(home / path.name))
 
 
