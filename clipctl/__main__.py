@@ -21,12 +21,29 @@ def main() -> None:
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     from clipctl.cli.app import app
 
-    app()
+    try:
+        app(prog_name="clipctl")  # also if called as python -m clipctl
+    except SystemExit as end:
+        if "RANK" in os.environ and "torch" in sys.modules:
+            _leave_group(end.code)
+        raise
+
+
+def _leave_group(code: str | int | None) -> None:
+    """End one of several processes, all being done and said: threads of a process group may abort an interpreter that
+    takes itself apart."""
+    from clipctl.training.distributed import leave
+
+    leave()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else int(code is not None))
 
 
 def _leave(number: int, frame: FrameType | None) -> None:
     with suppress(OSError):
-        os.write(2, b"error: interrupted\n" if number == signal.SIGINT else b"error: terminated\n")
+        if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
+            os.write(2, b"error: interrupted\n" if number == signal.SIGINT else b"error: terminated\n")
     os._exit(128 + number)
 
 

@@ -1,5 +1,6 @@
 """Errors that a user can act on, and the exit code of each."""
 
+import errno
 from collections.abc import Sequence
 from enum import IntEnum
 
@@ -50,6 +51,17 @@ class DataError(ClipctlError):
     exit_code = ExitCode.USAGE
 
 
+def unreadable(path: object, error: OSError) -> DataError:
+    """The error for a file or directory that the system does not let us read."""
+    hints = {
+        errno.EACCES: "you lack permission: chmod -R u+rX gives it, if the files are yours",
+        errno.ENAMETOOLONG: "pass a path, or shorten the name",
+        errno.ENOENT: "check the path",
+    }
+    hint = hints.get(error.errno or 0, "check that the disk or network drive is connected, then try again")
+    return DataError(f"{str(path)[:200]} cannot be read: {error.strerror or error}", hint)
+
+
 class RunError(ClipctlError):
     """A run directory that already exists, does not exist, or cannot be used."""
 
@@ -85,7 +97,7 @@ class DeviceError(ClipctlError):
 
 
 class Stopped(ClipctlError):
-    """The training was stopped by a signal, after saving everything."""
+    """The training was stopped by a signal, after saving everything. Asked for, so no error to the user."""
 
     def __init__(self, message: str, hint: str | None, exit_code: ExitCode) -> None:
         super().__init__(message, hint)

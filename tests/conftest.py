@@ -33,6 +33,7 @@ MICRO = {
     "train.batch_size": 12,
     "train.epochs": 2,
     "runtime.threads": 1,
+    "runtime.precision": "fp32",  # what is measured depends on what else runs
 }
 
 

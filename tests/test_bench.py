@@ -17,10 +17,12 @@ import torch
 from typer.testing import CliRunner
 
 from clipctl.bench import measure, operations, steps
+from clipctl.bench.countdown import Countdown
 from clipctl.bench.measure import place_under_roof, raise_peaks
 from clipctl.bench.recommend import BANDS, model_of_size, profile_of
 from clipctl.bench.results import BenchResult, BenchRow, Overhead, Peak, compare, load_result, save_result
 from clipctl.bench.steps import CALIBRATION, StepProbe
+from clipctl.bench.verdict import verdict_of
 from clipctl.cli.app import app
 from clipctl.cli.views import bench as bench_view
 from clipctl.config.quantities import parse_bytes, parse_counts
@@ -381,6 +383,7 @@ def test_numbers_that_are_none_are_refused(params):
         (["--preset", "gigantic"], "unknown preset"),
         (["--preset", "tiny", "--precision", "fp8"], "--precision must be one of"),
         (["--preset", "tiny", "--memory", "8X"], "--memory must be a memory size"),
+        (["--preset", "tiny", "--memory", "8"], "did you mean 8G?"),
         (["--preset", "tiny", "--batch-size", "1"], "--batch-size must be 2 or more"),
         (["--preset", "tiny", "--devices", "tpu"], "unknown device 'tpu'"),
         (["--preset", "tiny", "--measure", "--results", "x.json"], "pass only one of them"),
@@ -567,3 +570,51 @@ def test_ctrl_c_says_interrupted(arguments):
     os.killpg(done.pid, signal.SIGINT)
     said = done.communicate(timeout=30)[1]
     assert done.returncode == 130 and said.rstrip().splitlines()[-1] == "error: interrupted" and "Traceback" not in said
+
+
+# --- the verdict ----------------------------------------------------------------------------------------------
+
+
+def timed(suite, dtype, threads, seconds, device="cpu"):
+    found = row(suite, gflops=1.0)
+    settings = {"suite": suite, "dtype": dtype, "threads": threads, "device": device}
+    return replace(found, **settings, median_s=seconds, samples_s=[seconds])
+
+
+@pytest.mark.parametrize(
+    ("rows", "words"),
+    [
+        (
+            [timed("step", "fp32", 2, 2.0), timed("step", "bf16", 2, 1.0), timed("matmul", "fp32", 2, 1.0)],
+            "train in bf16 on 2 threads: training steps are 2.0 × as fast as in fp32 on the CPU",
+        ),
+        (
+            [timed("matmul", "fp32", 2, 1.0), timed("matmul", "fp32", 1, 1.05), timed("matmul", "bf16", 2, 0.99)],
+            "train in fp32 on 1 thread: matrix products are not clearly faster elsewhere",
+        ),
+        (
+            [timed("step", "fp32", 2, 2.0), timed("step", "fp16", 2, 0.2, "mps")],
+            "train in fp16 on mps: training steps are 10.0 × as fast as in fp32 on the CPU",
+        ),
+        ([timed("elementwise", "fp32", 2, 1.0)], None),
+    ],
+)
+def test_the_verdict_is_what_was_measured(rows, words):
+    verdict = verdict_of(BenchResult(Machine.here(), rows))
+    assert (verdict and verdict.words) == words
+
+
+def test_a_verdict_from_a_busy_machine_says_so():
+    result = BenchResult(Machine.here(), [timed("step", "fp32", 2, 2.0)], warnings=["other programs were busy"])
+    verdict = verdict_of(result)
+    assert verdict is not None and verdict.words.endswith("the machine was not quiet, so measure again")
+
+
+def test_the_time_left_is_told_while_measuring():
+    said, now_s = [], iter(range(100, 200))
+    countdown = Countdown(said.append, lambda: float(next(now_s)))
+    countdown.expect(4, 0.5)
+    for _ in range(4):
+        countdown.tick(0.5)
+    assert said[0] == "measuring: 1 of 4 timings"
+    assert said[-1].startswith("measuring: 4 of 4 timings, about ") and said[-1].endswith(" s left")

@@ -109,7 +109,14 @@ def test_show_names_a_checkpoint_in_many_ways(invoke, name):
     result = invoke("show", name)
     assert result.exit_code == 0, result.stderr
     assert "step-00000006" in result.stdout and "optim.lr" in result.stdout and "0.001" in result.stdout
-    assert "image.patches.weight" in result.stdout and "16×3×8×8" in result.stdout and "F32" in result.stdout
+    assert "image.patches.weight" not in result.stdout and "optim.beta2" not in result.stdout
+
+
+def test_show_lists_the_rest_if_asked(invoke):
+    tensors, everything = invoke("show", "alpha", "--tensors").stdout, invoke("show", "alpha", "--all").stdout
+    for text in ("image.patches.weight", "16×3×8×8", "F32"):
+        assert text in tensors and text in everything
+    assert "train.seed" in everything and "train.seed" not in tensors
 
 
 def test_show_reads_headers_as_they_are(invoke, root):

@@ -1,18 +1,25 @@
 """The command line as a person uses it: real processes for what depends on the process, a runner for the rest."""
 
+import errno
+import io
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 
 import pytest
 import yaml
+from rich.console import Console
 from typer.testing import CliRunner
 
 from clipctl.cli.app import app
+from clipctl.cli.output import aligned
+from clipctl.cli.talk import TerminalWatcher
 from clipctl.cli.views import units
 from clipctl.hardware import devices
+from clipctl.training.journal import Progress
 from tests.conftest import MICRO
 from tests.launcher import launch
 
@@ -45,7 +52,7 @@ def test_train_writes_a_run_and_prints_its_score(tmp_path):
 
 @pytest.mark.parametrize(("pictures", "commands"), [("synthetic:40", 4), ("synthetic:2000", 3)])
 def test_what_was_just_done_is_not_suggested_next(tmp_path, pictures, commands):
-    settings = [f"--set={key}={value}" for key, value in MICRO.items() if key != "data.source"]
+    settings = [f"--set={key}={value}" for key, value in MICRO.items() if key not in ("data.source", "train.epochs")]
     done = clipctl("train", pictures, *settings, "--steps", "1", cwd=tmp_path)
     assert done.stdout.count("\n  clipctl ") == commands, done.stderr
 
@@ -79,6 +86,29 @@ def test_flags_beat_the_environment_which_beats_the_file(tmp_path):
     assert document["config"]["train"]["batch_size"] == 9
 
 
+@pytest.mark.parametrize(
+    ("in_file", "flags", "steps", "note"),
+    [
+        ("steps: 9", ["--epochs", "3"], 81, "note: --epochs 3 replaces train.steps 9 of length.yaml"),
+        ("epochs: 3", ["--steps", "9"], 9, "note: --steps 9 replaces train.epochs 3 of length.yaml"),
+        ("steps: 9\n  epochs: 3", [], 9, None),
+        ("steps: 9\n  epochs: 3", ["--set", "train.epochs=2"], 54, "replaces train.steps 9"),
+    ],
+)
+def test_a_flag_beats_the_other_length_of_a_file(tmp_path, monkeypatch, in_file, flags, steps, note):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "length.yaml").write_text(f"train:\n  batch_size: 8\n  {in_file}\n")
+    done = invoke("train", "--dry-run", "--json", "--config", "length.yaml", *flags)
+    assert json.loads(done.stdout)["steps"] == steps
+    assert note in done.stderr if note else "note:" not in done.stderr
+
+
+def test_a_flag_beats_the_other_length_of_the_environment():
+    done = invoke("train", "--dry-run", "--json", "--epochs", "2", "--batch-size", "8", CLIPCTL_STEPS="9")
+    assert json.loads(done.stdout)["steps"] == 54
+    assert "note: --epochs 2 replaces train.steps 9 of CLIPCTL_STEPS" in done.stderr
+
+
 def test_a_large_batch_shrinks_and_says_so():
     done = invoke("train", "--dry-run", "--batch-size", "1e4")
     assert done.exit_code == 0 and "larger than the 216 training pairs: using 216" in done.stdout
@@ -95,9 +125,13 @@ def test_a_large_batch_shrinks_and_says_so():
         (["--set", "optim.lr"], 2, ["is not KEY=VALUE"]),
         (["--device", "gpu"], 2, ["unknown device 'gpu'", "available: auto, cpu"]),
         (["--precision", "fp8"], 2, ["one of auto, fp32, bf16"]),
-        (["--epochs", "-3"], 2, ["train.epochs must be between", "'-3'"]),
-        (["--batch-size", "1"], 2, ["train.batch_size must be between 2"]),
-        (["--lr", "fast", "--seed", "x"], 2, ["optim.lr must be a number", "train.seed must be a whole number"]),
+        (["--epochs", "-3"], 2, ["--epochs must be between 1 and 1,000,000, got '-3'\n"]),
+        (["--batch-size", "1"], 2, ["--batch-size must be between 2"]),
+        (["--lr", "fast", "--seed", "x"], 2, ["--lr must be a number", "--seed must be a whole number"]),
+        (["--set", "train.epochs=0"], 2, ["train.epochs must be between 1 and 1,000,000, got '0' (--set)"]),
+        (["--micro-batch", "9", "--batch-size", "4"], 2, ["--micro-batch 9 is larger than --batch-size 4"]),
+        (["--steps", "9", "--epochs", "3"], 2, ["--epochs 3 and --steps 9 both say how long to train", "choose one"]),
+        (["--steps=9", "--set=train.epochs=3"], 2, ["--set train.epochs=3 and --steps 9 both say"]),
         (["--config", "missing.yaml"], 2, ["no such config file: missing.yaml"]),
         (["--name", "a/b"], 2, ["is not a valid run name"]),
         (["no-such-folder"], 2, ["no such file or directory", "no-such-folder"]),
@@ -140,6 +174,17 @@ def test_a_directory_that_cannot_be_written(tmp_path):
     assert done.exit_code == 2 and "cannot create a run" in done.stderr and "--runs-dir" in done.stderr
 
 
+def test_a_read_only_disk_is_called_that_and_not_full(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr("tempfile.mkdtemp", refuse)
+    monkeypatch.setattr("clipctl.hardware.disk.free_bytes", lambda path: 0)
+    done = invoke("train", *SETTINGS, "--runs-dir", tmp_path)
+    assert done.exit_code == 2 and f"cannot create a run in {tmp_path}: Read-only file system" in done.stderr
+    assert "free" not in done.stderr and "--runs-dir DIRECTORY" in done.stderr
+
+
 def test_an_unexpected_failure_is_no_traceback_unless_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr("clipctl.training.session.plan_by_recipe", lambda *_, **__: 1 / 0)
     done = invoke("train")
@@ -157,8 +202,17 @@ def test_ctrl_c_ends_with_130(tmp_path):
             break
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
-    assert process.returncode == 130 and "Traceback" not in stderr
+    assert process.returncode == 130 and "Traceback" not in stderr and "error" not in stderr
+    assert re.search(r"^stopped at step [\d,]+ of [\d,]+, saved. Go on: clipctl train --resume mine$", stderr, re.M)
     assert json.loads((tmp_path / "runs/mine/run.json").read_text())["state"] == "stopped"
+
+
+def test_the_bar_shows_the_time_left():
+    console = Console(file=io.StringIO(), force_terminal=True, width=100)
+    with TerminalWatcher(console) as watcher:
+        watcher.progress(Progress(100, 400, 1, 4, 2.5, 0.5, 80.0, eta_s=200.0, evaluation=None))
+        watcher._bar.refresh()
+    assert "3:20 left" in console.file.getvalue()
 
 
 # --- start-up -------------------------------------------------------------------------------------------------
@@ -204,6 +258,41 @@ def test_commands_start_without_what_they_do_not_need(words, tmp_path):
 )
 def test_a_share_below_one_per_cent_is_not_called_nothing(share, words):
     assert units.percent(share) == words
+
+
+# --- narrow terminals -----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def one_run(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    invoke("train", *SETTINGS, "--runs-dir", root, "--name", "a-run-with-a-rather-long-name")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("words", "texts"),
+    [
+        ("runs", ["a-run-with-a-rather-long-name\n    state finished, step 6, of 6,\n"]),
+        ("checkpoint list", ["\n    step 6, epoch 2", "best, last"]),
+        ("recommend-device --params 150M", ["what would change it\nTiny\n    parameters below 10M,"]),
+        ("bench --sizes 1e4 --suites elementwise --dtypes fp32 --threads 1", ["add\n    size 1e4, on cpu fp32"]),
+        ("data inspect synthetic:50", ["pictures    50: 45 to train on"]),
+        ("eval a-run", ["\n    direction picture to caption,", "guessing"]),
+    ],
+)
+def test_tables_fit_40_columns(words, texts, one_run):
+    done = invoke(*words.split(), COLUMNS="40", CLIPCTL_RUNS=str(one_run))
+    assert done.exit_code == 0, done.output
+    assert max(map(len, done.stdout.splitlines())) <= 40
+    for text in texts:
+        assert text in done.stdout
+
+
+def test_a_table_in_a_pipe_has_one_line_per_row(monkeypatch):
+    monkeypatch.delenv("COLUMNS")
+    rows = [("run", "state"), ("a" * 100, "finished")]
+    assert len(aligned(rows).plain.splitlines()) == 2
 
 
 # --- completion -----------------------------------------------------------------------------------------------

@@ -32,6 +32,14 @@ def test_later_layers_win_over_earlier_ones_and_over_the_preset(tmp_path):
     assert config.train.batch_size == PRESETS["small"]["train.batch_size"]
 
 
+def test_an_error_names_the_flag_or_else_the_key_and_its_file(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text("train: {epochs: 0}\n")
+    limits = "must be between 1 and 1,000,000, got '0'"
+    assert problems(Layer("--epochs", {"train.epochs": "0"})) == [f"--epochs {limits} | None"]
+    assert problems(load_yaml(file)) == [f"train.epochs {limits} ({file}) | None"]
+
+
 def test_a_preset_flag_replaces_the_files_preset_but_not_its_values(tmp_path):
     file = tmp_path / "config.yaml"
     file.write_text("preset: small\ntrain:\n  epochs: 3\n")
@@ -72,7 +80,7 @@ def test_settings_that_contradict_each_other():
 
 @pytest.mark.parametrize("value", ["nan", "inf", "0", "1e300", "", "[1]", "true"])
 def test_absurd_learning_rates(value):
-    assert problems(Layer("--lr", {"optim.lr": value}))[0].startswith("optim.lr must be")
+    assert problems(Layer("--lr", {"optim.lr": value}))[0].startswith("--lr must be")
 
 
 def test_optional_settings_take_none():
@@ -154,8 +162,36 @@ def test_a_key_that_stands_twice_is_refused_by_line(tmp_path):
         load_yaml(file)
 
 
-@pytest.mark.parametrize("text", ["5e", "500s", "10m", "0.5m", "0.00001m"])
+@pytest.mark.parametrize("text", ["5epochs", "500steps", "10min", "2h", "0.5min", "5e", "500s", "10m", "0.00001m"])
 def test_an_interval_is_parsed_once_and_written_as_it_was_read(text):
     config = resolve([Layer("--save-every", {"save.every": text})])
     assert config.save.every == Interval.parse(text) == Interval.parse(str(config.save.every))
     assert layers.to_dict(config)["save"]["every"] == str(config.save.every)
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("3 steps", "3steps"),
+        ("3s", "3steps"),
+        ("5e", "5epochs"),
+        ("1epoch", "1epoch"),
+        ("1m", "1min"),
+        ("2h", "120min"),
+    ],
+)
+def test_an_interval_is_written_with_its_unit_in_full(text, written):
+    assert str(Interval.parse(text)) == written
+
+
+@pytest.mark.parametrize("text", ["", "5", "0steps", "1.5steps", "0.5e", "10sec", "5 e3", "-1min", "1h30m"])
+def test_an_interval_that_is_none_is_refused_with_examples(text):
+    with pytest.raises(ValueError, match=r"5epochs, 500steps, 10min or 2h"):
+        Interval.parse(text)
+
+
+@pytest.mark.parametrize(("text", "notes"), [("30s", 1), ("30steps", 0), ("30m", 0), ("1e", 0)])
+def test_a_bare_s_is_said_to_mean_steps(text, notes):
+    found = list(layers.ambiguities([Layer("--save-every", {"save.every": text})]))
+    assert len(found) == notes
+    assert all("every 30 steps, not seconds; write 30steps" in note for note in found)

@@ -198,7 +198,7 @@ def test_noise_in_the_validation_is_no_overfitting(story):
 
 
 def test_waiting_for_pictures(story):
-    alerts = story.tell(row=lambda step: {"data_s": 0.05, "forward_s": 0.02, "backward_s": 0.03}).alerts()
+    alerts = story.tell(row=lambda step: {"step_s": 0.1, "data_s": 0.05, "forward_s": 0.02}).alerts()
     assert names(alerts) == {"data_bound"} and "50%" in alerts["data_bound"].what
 
 
@@ -214,6 +214,14 @@ def test_slowdown_with_its_likely_reason(story, own, reason):
         row=lambda step: {"images_per_s": 170.0} if step > 200 else {}, system=lambda step: {"process_cpu": own}
     ).alerts()
     assert names(alerts) == {"slowdown"} and reason in alerts["slowdown"].why
+
+
+def test_a_run_far_slower_than_planned_says_so_from_its_first_steps(story):
+    story.tell(30, row=lambda step: {"images_per_s": 27 / 2.0}, system=lambda step: {"process_cpu": 0.2})
+    alert = story.alerts(planned_step_s=0.06)["slower_than_planned"]
+    assert "33 times" in alert.what and "another program" in alert.why and alert.todo
+    assert "slower_than_planned" not in story.alerts(planned_step_s=1.5)
+    assert "slower_than_planned" not in story.alerts(planned_step_s=0.06, state="finished")
 
 
 def test_memory_pressure_and_swap(tmp_path):
@@ -264,5 +272,5 @@ def test_rows_with_nothing_in_them(tmp_path):
     view = RunView()
     for rows in MetricsTail(path).poll()[1]:
         view.fold(rows)
-    assert view.step == 199 and len(CHECKS) == 17
+    assert view.step == 199 and len(CHECKS) == 19
     assert not diagnose(view, FACTS)

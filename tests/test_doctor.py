@@ -535,7 +535,7 @@ def test_json_is_one_document(three):
 
 @pytest.mark.parametrize("columns", [60, 80, 120])
 def test_the_table_fits_the_terminal(three, columns):
-    lines = invoke(COLUMNS=str(columns)).stdout.split("\nTo paste")[0].splitlines()
+    lines = invoke(COLUMNS=str(columns)).stdout.splitlines()
     assert max(len(line) for line in lines) <= columns
     assert lines[0] == "ok    Python  3.11.7" and lines[-1] == "1 ok, 1 warning, 1 bad"
     assert any(line.startswith(" " * 14 + "hint: make room") for line in lines)
@@ -545,6 +545,11 @@ def test_the_table_fits_the_terminal(three, columns):
 def test_nothing_bad_ends_with_0(three):
     del three[2]
     assert invoke().exit_code == 0
+
+
+def test_the_block_for_an_issue_comes_alone_and_if_asked_for(three):
+    assert "```" not in invoke().stdout
+    assert invoke("--issue").stdout == f"{doctor.paste(three)}\n"
 
 
 def test_the_block_for_an_issue_tells_nobodys_name(three):

@@ -259,7 +259,7 @@ def test_import_makes_a_model_of_our_own(foreign, tmp_path):
     assert json.loads(done.stdout)["parameters"] == sum(one.numel() for one in clip_parameters(directory))
     assert same_tensors(load_model(read_checkpoint(tmp_path / "mine")), recognise(directory, Hints()).load())
     again = run_clipctl("checkpoint", "import", directory, "-o", tmp_path / "mine")
-    assert again.exit_code == 2 and "exists already" in again.stderr
+    assert again.exit_code == 2 and "already exists" in again.stderr
 
 
 def clip_parameters(directory):

@@ -5,6 +5,7 @@ import math
 import os
 import random
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -12,11 +13,16 @@ import time
 import psutil
 import pytest
 
-from clipctl.cli.views.dashboard import Options, dashboard
+from clipctl.cli.views.dashboard import dashboard
+from clipctl.cli.views.frame import framed
+from clipctl.cli.views.palette import DARK
+from clipctl.cli.views.scene import PAGES, Options, Scene
 from clipctl.errors import RunError
 from clipctl.monitor import liveness
+from clipctl.monitor.diagnosis import RunFacts, slow_rank
 from clipctl.monitor.liveness import Quiet, probe, run_state
 from clipctl.monitor.reader import BLOCK_BYTES, MetricsTail
+from clipctl.monitor.runs import the_live_run
 from clipctl.monitor.series import MAX_BUCKETS, Series
 from clipctl.monitor.view import RunView
 from clipctl.monitor.watch import RunWatcher
@@ -35,8 +41,8 @@ def step_row(step, **values):
         "temperature": 0.07,
         "grad_norm": 1.0,
         "batch_size": 27,
-        "images_per_s": 200.0,
-        "step_s": 0.1,
+        "images_per_s": 270.0,
+        "step_s": 27 / values["images_per_s"] if "images_per_s" in values else 0.1,
         "data_s": 0.005,
         "transfer_s": 0.001,
         "forward_s": 0.03,
@@ -113,11 +119,50 @@ def test_what_is_not_finite_is_left_out_of_a_curve():
 
 def test_smoothing_has_no_bias_to_the_first_value():
     series = Series()
-    series.extend(range(50), [2.0] * 50)
+    series.extend(range(1, 500), [2.0] * 499)
     assert all(value == pytest.approx(2.0) for _, value in series.smoothed(20))
 
 
-# --- reader ---------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize("steps", [60, 400, 5000])
+@pytest.mark.parametrize("fall", ["exponential", "power", "cliff"])
+def test_the_smoothed_loss_lies_inside_the_data(steps, fall):
+    """Against a centred median of eleven steps: on average within 2 % of the loss, to neither side."""
+    chance, losses = random.Random(0), []
+    for step in range(1, steps + 1):
+        share = step / steps
+        falls = {"exponential": 3.3 * math.exp(-6 * share), "power": 3.3 / step**0.4, "cliff": 3 if share < 0.3 else 1}
+        losses.append((falls[fall] + 0.2) * math.exp(chance.gauss(0, 0.1)))
+    series = Series()
+    series.extend(range(1, steps + 1), losses)
+    distances = []
+    for place, value in series.smoothed():
+        near = min(5, int(place) - 1, steps - int(place))
+        around = statistics.median(losses[int(place) - 1 - near : int(place) + near])
+        distances.append((value - around) / around)
+    assert abs(statistics.mean(distances)) < 0.02
+    assert all(min(losses) <= value <= max(losses) for _, value in series.smoothed())
+    assert series.smoothed(0)[7][1] == series.buckets[7].median, "without smoothing"
+
+
+@pytest.mark.parametrize("portion", [1, 700, 20_000])
+@pytest.mark.parametrize("steps", [1500, 5000, 20_000])
+def test_rare_large_losses_do_not_lift_the_smoothed_loss(steps, portion):
+    """Late in a training most losses are tiny and a few are not: the curve lies where most are."""
+    chance = random.Random(0)
+    losses = [0.01 * math.exp(chance.gauss(0, 1.0)) for _ in range(steps)]
+    series = Series()
+    for begin in range(0, steps, portion):
+        part = losses[begin : begin + portion]
+        series.extend(range(begin + 1, begin + 1 + len(part)), part)
+    found = statistics.mean(value for _, value in series.smoothed())
+    assert found == pytest.approx(0.01, rel=0.06) and statistics.mean(losses) > 0.015
+
+
+def test_the_last_steps_are_kept_one_by_one_to_look_at_closely():
+    series = Series()
+    series.extend(range(1, 100_001), [float(step) for step in range(1, 100_001)])
+    assert [bucket.mean for bucket in series.since(99_991).buckets] == [float(step) for step in range(99_991, 100_001)]
+    assert series.since(50_000).buckets[0].last >= 50_000 and series.at(0) is None and series.at(100_000) > 99_000
 
 
 def test_only_whole_lines_are_read(path, writer):
@@ -203,8 +248,10 @@ def test_odd_rows_do_not_end_the_dashboard(run, values, size):
     run.write_status("running", attempt=1, step=5, total_steps=10)
     for over_time in (False, True):
         snapshot = RunWatcher(run).look(0.0)
-        lines = dashboard(snapshot, ["other"], Options(over_time=over_time, log=over_time), *size)
-        assert len(lines) == size[1] and all(line.cell_len <= size[0] for line in lines)
+        for page in range(len(PAGES)):
+            options = Options(page=page, over_time=over_time, log=over_time, cursor=0.5, zoom=1)
+            lines = dashboard(Scene(snapshot, options, ["other"], [snapshot]), *size)
+            assert len(lines) == size[1] and all(line.cell_len <= size[0] for line in lines)
     json.dumps(snapshot.to_dict())
 
 
@@ -315,7 +362,16 @@ def test_speed_now_and_at_the_start(path, writer):
     writer.steps(1, 30, images_per_s=300.0)
     writer.steps(31, 90, images_per_s=150.0)
     view = fresh(path)
-    assert (view.images_per_s_at_start, view.images_per_s) == (300.0, 150.0)
+    assert (view.images_per_s_at_start, view.images_per_s) == pytest.approx((300.0, 150.0))
+    assert view.step_s == pytest.approx(27 / 150), "one window for speed, step and time left"
+
+
+def test_time_left_follows_the_pace_of_the_last_steps_and_counts_what_lies_beside_them(path, writer):
+    for step in range(1, 101):  # 0.1 s a step, then 1 s; every tenth is followed by an evaluation of 2 s
+        step_s = 0.1 if step <= 50 else 1.0
+        elapsed_s = sum((0.1 if one <= 50 else 1.0) + (2.0 if one % 10 == 0 else 0.0) for one in range(1, step + 1))
+        writer.write(metrics.STEP, step_row(step, step_s=step_s), elapsed_s=elapsed_s)
+    assert fresh(path).eta_s(200) == pytest.approx(100 * (1.0 + 0.2), rel=0.05)
 
 
 def test_the_split_of_a_step(path, writer):
@@ -453,3 +509,54 @@ def test_no_torch_and_no_numpy(run):
     )
     done = subprocess.run([sys.executable, "-c", code, str(run.path.parent)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+# --- stopping without a name ----------------------------------------------------------------------------------
+
+
+def test_only_a_live_run_is_stopped_without_a_name(tmp_path, monkeypatch):
+    live = set()
+    monkeypatch.setattr("clipctl.monitor.runs.is_live", lambda run: run.name in live)
+    for name in ("one", "three", "two"):
+        RunDir.create(tmp_path, "tiny", name).write_config("preset: tiny\n")
+    with pytest.raises(RunError, match="is running"):
+        the_live_run(tmp_path)
+    live |= {"two"}
+    assert the_live_run(tmp_path).name == "two"
+    live |= {"one"}
+    with pytest.raises(RunError, match="2 runs are running: one, two"):
+        the_live_run(tmp_path)
+
+
+@pytest.mark.parametrize("width", [12, 30, 60, 100])
+@pytest.mark.parametrize("note", ["", "a note beside it"])
+def test_a_frame_is_closed_however_long_its_title_is(width, note):
+    lines = framed("captions of unseen pictures, and where they are found", [], width, 4, DARK, note)
+    assert [line.cell_len for line in lines] == [width] * 4
+    assert lines[0].plain[-1] == "╮"
+
+
+def test_the_slowest_of_several_processes_is_named(path, writer):
+    for rank, wait_share in enumerate([0.4, 0.02, 0.35]):
+        writer.write(
+            metrics.RANK,
+            {
+                "step": 20,
+                "rank": rank,
+                "host": f"laptop-{rank}",
+                "images_per_s": 9.0,
+                "wait_share": wait_share,
+                "memory_bytes": 1e9,
+            },
+        )
+    view = fresh(path)
+    assert view.slowest_rank.host == "laptop-1" and len(view.ranks) == 3
+    (alert,) = slow_rank(view, RunFacts(total_steps=100, warmup_steps=5))
+    assert "rank 1 on laptop-1" in alert.what and "40%" in alert.what
+
+
+def test_processes_that_wait_equally_are_not_blamed(path, writer):
+    for rank in range(2):
+        writer.write(metrics.RANK, {"rank": rank, "host": "here", "wait_share": 0.2 + rank / 100})
+    view = fresh(path)
+    assert len(view.ranks) == 2 and view.slowest_rank is None

@@ -17,10 +17,11 @@ from contextlib import suppress
 import psutil
 import pyte
 import pytest
+from PIL import Image
 
 from clipctl.monitor.liveness import probe
 from clipctl.runs.metrics import END, EVAL
-from clipctl.runs.rundir import RunDir
+from clipctl.runs.rundir import RunDir, planning
 from tests.faults.trainer import SETTINGS, finish, start, wait_for_epochs
 from tests.test_monitor import Writer
 
@@ -120,24 +121,24 @@ def test_a_run_from_birth_to_death_and_back(tmp_path, terminal):
     watching = terminal("monitor", "--runs-dir", str(tmp_path), columns=120, rows=36)
     watching.wait_for("waiting for a run in")
     trainer = start(tmp_path, *SETTINGS, "--set=train.epochs=4000", "--name", "run")
-    watching.wait_for("run  running", "accuracy ─", "cpu     ", "saved   step ", "q quit")
+    watching.wait_for("run ● running", "R@1 unseen ─", "cpu    ", "saved  step ", "q quit")
     for columns, rows, words in (
-        (80, 24, ("run  running", "cpu     ", "q quit", "loss ")),
-        (60, 16, ("run  running", "q quit", "loss ")),
+        (80, 24, ("run ● running", "cpu    ", "q quit", "loss ")),
+        (60, 16, ("run ● running", "q quit", "loss ")),
         (20, 5, ("running run",)),
-        (120, 36, ("accuracy ─", "q quit")),
+        (120, 36, ("R@1 unseen ─", "q quit")),
     ):
         watching.resize(columns, rows)
         watching.wait_for(*words, seconds=5)
         assert len(watching.screen.display) == rows
     os.killpg(trainer.pid, signal.SIGKILL)
     trainer.communicate()
-    watching.wait_for("run  crashed", seconds=10)
+    watching.wait_for("run ● crashed", seconds=10)
     step = int(watching.text.split("  step ")[1].split("/")[0])
     trainer = start(tmp_path, "--resume", "run", "--steps", str(step + 300))
-    watching.wait_for("run  running  attempt 2")
+    watching.wait_for("run ● running  attempt 2")
     assert finish(trainer)[0] == 0
-    watching.wait_for("run  finished", f"{step + 300}/{step + 300}", "100%")
+    watching.wait_for("run ● finished", f"{step + 300}/{step + 300}", "100%")
     watching.press("q")
     assert watching.end() == 0
 
@@ -147,7 +148,7 @@ def test_keys(finished, terminal):
     other.write_config("preset: tiny\n")
     other.write_status("stopped", attempt=1, step=3, total_steps=9)
     seen = terminal("monitor", "over", "--runs-dir", str(finished.path.parent))
-    seen.wait_for("over  finished", "step 1 ", "zother")
+    seen.wait_for("over ● finished", "step 300/300", "zother")
     seen.press("x")
     seen.wait_for("0:30")  # 300 steps of a tenth of a second
     seen.press("?")
@@ -160,12 +161,87 @@ def test_keys(finished, terminal):
     before = seen.text
     seen.press("s")
     wait_until_other(seen, before)
+    for key, words in zip(
+        "2345",
+        (("R@1, R@5, R@10", "accuracy in a batch"), ("machine",), ("gradient norm by",), ("captions",)),
+        strict=True,
+    ):
+        seen.press(key)
+        seen.wait_for(*words)
+    seen.press("2\x1b[D\x1b[D+")
+    seen.wait_for("at 2", "newest 1/2")  # the values at a step of the newer half
+    seen.press("-\x1b")
+    wait_until_gone(seen, "newest", " at 2")
+    seen.press("1c")
+    seen.wait_for(" zother ")  # drawn over it, and named
+    seen.press("c")
+    seen.wait_for("this run alone")
     seen.press(" ")
     seen.wait_for("paused")
     seen.press(" \t")
-    seen.wait_for("zother  stopped", "no steps yet")
+    seen.wait_for("zother ● stopped", "nothing yet")
     seen.press("q")
     assert seen.end() == 0
+
+
+def wait_until_gone(seen, *words):
+    deadline = time.monotonic() + 5
+    while any(word in seen.text for word in words):
+        assert time.monotonic() < deadline, seen.text
+        time.sleep(0.02)
+
+
+def test_it_follows_a_new_run_and_tab_goes_back(finished, terminal):
+    """Without a name: the newest that is alive, one that is being planned, and the next as soon as it begins."""
+    root = finished.path.parent
+    seen = terminal("monitor", "--runs-dir", str(root), columns=120, rows=36)
+    seen.wait_for("over ● finished", "clipctl report")
+    with planning(root):
+        seen.wait_for("a training is being planned, since")
+    run = RunDir.create(root, "tiny", "fresh")
+    run.write_config("preset: tiny\n")
+    Writer(run.metrics_file, "fresh").steps(1, 5)
+    run.write_status("running", attempt=1, step=5, total_steps=300)
+    seen.wait_for("fresh ● running", "now showing fresh, which has just begun; tab: back")
+    seen.press("\t")
+    seen.wait_for("over ● finished")
+    seen.press("q")
+    assert seen.end() == 0 and not list(root.glob(".planning-*"))
+
+
+def test_a_run_that_was_named_stays(finished, terminal):
+    seen = terminal("monitor", "over", "--interval", "0.1", "--runs-dir", str(finished.path.parent))
+    seen.wait_for("over ● finished")
+    run = RunDir.create(finished.path.parent, "tiny", "fresh")
+    run.write_config("preset: tiny\n")
+    run.write_status("running", attempt=1, step=5, total_steps=300)
+    seen.wait_for("fresh  running")  # among the others
+    assert "over ● finished" in seen.text
+
+
+@pytest.mark.parametrize(
+    ("answer", "colour"), [("ffff/ffff/ffff", b"38;2;107;112;128"), ("0/0/0", b"38;2;138;147;166")]
+)
+def test_colours_follow_what_the_terminal_says_about_its_background(finished, terminal, answer, colour):
+    seen = terminal("monitor", "--runs-dir", str(finished.path.parent), COLORTERM="truecolor")
+    seen.wait_for("over ● finished")
+    assert b"\x1b]11;?\x1b\\" in seen.output
+    begins = len(seen.output)
+    seen.press(f"\x1b]11;rgb:{answer}\x1b\\?")  # and a key right behind it
+    seen.wait_for("pause the display")
+    seen.press("?")
+    seen.wait_for("q quit")
+    assert colour in seen.output[begins:]
+
+
+def test_the_dashboard_in_the_terminal_of_the_training(tmp_path, terminal):
+    seen = terminal(
+        "train", "--live", "--runs-dir", str(tmp_path), *SETTINGS, "--set=train.epochs=400", columns=120, rows=36
+    )
+    seen.wait_for("● running", "R@1 unseen", "Ctrl-C saves and stops", seconds=60)
+    seen.process.send_signal(signal.SIGINT)
+    assert seen.end(30) == 130
+    assert "--resume" in seen.text and seen.output.rindex(b"\x1b[?1049l") > seen.output.rindex(b"\x1b[?1049h")
 
 
 def wait_until_other(seen, before):
@@ -178,7 +254,7 @@ def wait_until_other(seen, before):
 @pytest.mark.parametrize("way", ["q", "ctrl-c", "SIGTERM", "SIGHUP", "SIGQUIT"])
 def test_the_terminal_is_left_as_it_was_found(finished, terminal, way):
     seen = terminal("monitor", "--runs-dir", str(finished.path.parent))
-    seen.wait_for("over  finished")
+    seen.wait_for("over ● finished")
     assert termios.tcgetattr(seen._slave)[3] != seen.settings[3]  # keys come one by one
     if way.startswith("SIG"):
         seen.process.send_signal(getattr(signal, way))
@@ -196,7 +272,7 @@ def test_the_terminal_is_left_as_it_was_found(finished, terminal, way):
 def test_no_colour_and_no_unicode(finished, terminal):
     environment = {"NO_COLOR": "1", "PYTHONIOENCODING": "ascii", "LC_ALL": "C", "PYTHONUTF8": "0"}
     seen = terminal("monitor", "--runs-dir", str(finished.path.parent), columns=120, rows=36, **environment)
-    seen.wait_for("over  finished", "###")
+    seen.wait_for("over * finished", "###")
     seen.press("q")
     assert seen.end() == 0
     assert all(byte < 128 for byte in seen.output)
@@ -206,12 +282,12 @@ def test_no_colour_and_no_unicode(finished, terminal):
 def test_a_dashboard_of_every_size(finished, terminal):
     """From one character up: it never refuses, and never writes past the edge."""
     seen = terminal("monitor", "--interval", "0.1", "--runs-dir", str(finished.path.parent))
-    seen.wait_for("over  finished")
+    seen.wait_for("over ● finished")
     for columns, rows in ((1, 1), (10, 2), (29, 6), (30, 6), (40, 10), (79, 23), (110, 24), (200, 60), (80, 24)):
         seen.resize(columns, rows)
         time.sleep(0.3)
         assert seen.process.poll() is None
-    seen.wait_for("over  finished", "q quit")
+    seen.wait_for("over ● finished", "q quit")
 
 
 def piped(*arguments, timeout=60, **environment):
@@ -242,6 +318,21 @@ def test_once_for_a_trainer_that_hangs(tmp_path):
     os.killpg(trainer.pid, signal.SIGKILL)
     trainer.communicate()
     assert json.loads(piped("monitor", "--json", "--runs-dir", str(tmp_path)).stdout)["state"] == "crashed"
+
+
+@pytest.mark.parametrize("page", ["overview", "metrics", "machine", "model", "retrieval"])
+def test_a_picture_without_any_font(finished, tmp_path, page):
+    path = tmp_path / "run.png"
+    arguments = ("--png", str(path), "--page", page, "--theme", "light", "--runs-dir", str(finished.path.parent))
+    assert piped("monitor", *arguments).returncode == 0
+    picture = Image.open(path).convert("RGB")
+    colours = picture.getcolors(2**24)
+    assert picture.size == (1464, 888) and max(colours)[1] == (250, 250, 252) and len(colours) > 20
+
+
+def test_a_picture_of_another_kind_is_refused(finished, tmp_path):
+    done = piped("monitor", "--svg", str(tmp_path / "x.png"), "--runs-dir", str(finished.path.parent))
+    assert done.returncode == 2 and "did you mean --png" in done.stderr and not (tmp_path / "x.png").exists()
 
 
 def test_a_picture(finished, tmp_path):
@@ -305,14 +396,15 @@ def test_a_detached_run_outlives_its_terminal_and_stops_when_asked(tmp_path, ter
     assert again.returncode == 2 and "is not running" in again.stderr
     done = piped("train", "--resume", "--detach", "--runs-dir", str(tmp_path))
     assert done.returncode == 0, done.stderr
-    assert piped("stop", "run", "--runs-dir", str(tmp_path)).returncode == 0
+    done = piped("stop", "--runs-dir", str(tmp_path))  # the only one that is running
+    assert done.returncode == 0 and "stopping run" in done.stderr and "run stopped at step" in done.stdout
     resumed = run.status()
     assert resumed is not None and resumed.attempt == 2 and len(RunDir.all(tmp_path)) == 1
 
 
 def test_a_detached_run_that_cannot_start_says_why_and_leaves_nothing(tmp_path):
     done = piped("train", "--detach", "--runs-dir", str(tmp_path), "--epochs", "x")
-    assert done.returncode == 2 and "train.epochs must be" in done.stderr and not list(tmp_path.iterdir())
+    assert done.returncode == 2 and "--epochs must be" in done.stderr and not list(tmp_path.iterdir())
 
 
 def test_a_detached_run_as_a_document(tmp_path):
@@ -320,3 +412,33 @@ def test_a_detached_run_as_a_document(tmp_path):
     document = json.loads(done.stdout)
     assert psutil.pid_exists(document["pid"]) or RunDir(tmp_path / document["run"]).status() is not None
     psutil.wait_procs([psutil.Process(document["pid"])] if psutil.pid_exists(document["pid"]) else [], timeout=60)
+
+
+SLOW_DISK = """
+import time
+from clipctl.monitor import reader
+
+poll, looks = reader.MetricsTail.poll, []
+
+def slow(tail):
+    looks.append(0)
+    if len(looks) > 1:
+        time.sleep(60)
+    return poll(tail)
+
+reader.MetricsTail.poll = slow
+"""
+
+
+def test_keys_work_while_a_slow_disk_is_read(terminal, finished, tmp_path):
+    (tmp_path / "slow").mkdir()
+    (tmp_path / "slow/sitecustomize.py").write_text(SLOW_DISK)
+    path = os.pathsep.join([str(tmp_path / "slow"), os.environ.get("PYTHONPATH", os.getcwd())])
+    shown = terminal("monitor", str(finished.path), columns=120, rows=36, PYTHONPATH=path)
+    shown.wait_for("overview", "chance")
+    time.sleep(1.5)  # the second look has begun, and hangs
+    for key, words in (("2", "gradient norm"), ("3", "nothing measured yet"), ("?", "quit"), ("1", "chance")):
+        shown.press(key)
+        shown.wait_for(words, seconds=2)
+    shown.press("q")
+    assert shown.end(5) == 0

@@ -65,6 +65,29 @@ def test_a_run_killed_before_its_first_heartbeat_can_go_on(tmp_path):
     assert RunDir.newest_unfinished(tmp_path).name == "mine"
 
 
+def test_a_run_is_called_by_its_last_digits_if_they_are_enough(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["20260101-120000-tiny-41a3", "20260101-120001-tiny-2026", "20260101-120002-tiny-77aa", "my 77aa"]
+    for name in names:
+        (tmp_path / "runs" / name).mkdir(parents=True)
+        RunDir(Path("runs") / name).write_config("preset: tiny\n")
+    handles = ["41a3", names[1], names[2], "'my 77aa'"]
+    assert [RunDir(Path("runs") / name).handle for name in names] == handles
+    assert RunDir.find(Path("runs"), "41a3").name == names[0]
+
+
+def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path):
+    with pytest.raises(RunError, match="there is no run 'x': no runs in"):
+        RunDir.find(tmp_path, "x")
+    for number in range(7):
+        RunDir.create(tmp_path, "tiny", f"run-{number}").write_config("preset: tiny\n")
+        os.utime(tmp_path / f"run-{number}", (number, number))
+    with pytest.raises(RunError, match="there is no run 'rum-3'") as error:
+        RunDir.find(tmp_path, "rum-3")
+    hint = "did you mean run-3? newest first: run-6, run-5, run-4, run-3, run-2 and 2 more"
+    assert error.value.hint == hint
+
+
 def test_a_root_that_is_a_file(tmp_path):
     (tmp_path / "runs").write_text("")
     with pytest.raises(RunError, match="is a file"):

@@ -78,7 +78,7 @@ def test_convolutions_stay_exact_in_micro_batches(pool):
 def test_layouts_that_cannot_be_built_are_refused():
     with pytest.raises(ConfigError, match="patch_px 12 is not a power of two"):
         config(**{"model.image.patch_px": 12, "model.image.size_px": 24})
-    with pytest.raises(ConfigError, match="nothing that fills the class token"):
+    with pytest.raises(ConfigError, match=r"needs a model\.image\.depth of 1 or more"):
         config(**{"model.image.pool": "class"})
     with pytest.raises(ConfigError, match="is not a multiple"):
         config(**{"model.image.size_px": 20})

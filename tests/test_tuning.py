@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -31,9 +32,9 @@ from clipctl.monitor.watch import RunWatcher
 from clipctl.runs.checkpoint import MODEL, OPTIMIZER, read_checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
-from clipctl.training import loop
 from clipctl.training.optim import LR_SHARE, make_optimizer
 from clipctl.training.session import prepare, resume_run
+from clipctl.training.stopping import StopSwitch
 from tests.conftest import MICRO
 from tests.test_training import rows
 
@@ -367,19 +368,20 @@ def test_the_plan_says_what_is_locked_and_what_it_takes(base, tmp_path):
 
 def test_stopped_while_features_are_computed(base, tmp_path, monkeypatch):
     """As Ctrl-C would: nothing is lost that was complete, and the run resumes."""
-    real, calls = loop.next_batch, []
+    real, calls = StopSwitch.check, []
 
-    def interrupted(training):
+    def interrupted(switch):
         calls.append(1)
         if len(calls) == 2:
-            training.stop.signal = 2
-        real(training)
+            switch.signal = signal.SIGINT
+        real(switch)
 
-    monkeypatch.setattr(loop, "next_batch", interrupted)
+    monkeypatch.setattr(StopSwitch, "check", interrupted)
     shutil.rmtree(cache_dir("features"), ignore_errors=True)
     run, session = tune(base, tmp_path, **{"tune.lock": "image", "tune.views": 3})
-    with pytest.raises(Stopped):
+    with pytest.raises(Stopped, match=r"^stopped before the first step$") as stop:
         session.train()
+    assert stop.value.hint == f"Go on: clipctl train --resume {run.path}"
     monkeypatch.undo()
     assert resume_run(run).train().state == "finished"
 
@@ -442,7 +444,7 @@ def test_one_run_alone_is_averaged_over_its_steps(tuned, tmp_path):
         (["--alpha", "2", "-o", "x"], "between 0 and 1"),
         (["--alpha", "half", "-o", "x"], "between 0 and 1"),
         ([], "nothing to do"),
-        (["-o", "."], "exists already"),
+        (["-o", "."], "already exists"),
     ],
 )
 def test_what_cannot_be_merged(tuned, arguments, words):

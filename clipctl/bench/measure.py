@@ -12,11 +12,12 @@ import torch
 from torch import Tensor
 
 from clipctl.bench import operations
+from clipctl.bench.countdown import Countdown, Tell
 from clipctl.bench.crossover import find_crossovers
 from clipctl.bench.operations import OPERATIONS, Operation
 from clipctl.bench.overhead import measure_overhead
 from clipctl.bench.results import SUITES, BenchResult, BenchRow, Overhead, Peak
-from clipctl.bench.steps import CALIBRATION, Group, measure_probes
+from clipctl.bench.steps import CALIBRATION, ROUNDS, Group, measure_probes
 from clipctl.config.sections import PRECISIONS
 from clipctl.errors import ConfigError, DeviceError
 from clipctl.hardware import devices
@@ -24,11 +25,13 @@ from clipctl.hardware.devices import DTYPES, Device
 from clipctl.hardware.memory import keep_freed_memory
 from clipctl.hardware.profile import Machine, Rates, now_s, update_profile
 from clipctl.hardware.sensors import BUSY_CORES, OtherLoad
-from clipctl.hardware.timing import Stopwatch, Timing, time_in_turns
+from clipctl.hardware.timing import MAX_SAMPLES, Stopwatch, Timing, time_in_turns
 from clipctl.training.trial import probe_rates
 
 DEFAULT_SIZES = (100_000, 1_000_000, 10_000_000)
 CASE_LIMIT_S = 0.4  # for one operation of one size under one setting
+ROUND_S = CASE_LIMIT_S / (1 + MAX_SAMPLES)  # of that, in one of its turns
+VISIT_S = 1.0  # of a group of training steps, in one of its turns, about
 CALL_LIMIT_S = 0.5  # a call that would take longer is left out
 PILOT_SIZE = 256 * 256
 TELLING_S = 0.005
@@ -38,7 +41,6 @@ CACHE_GB = 0.1  # what moves more than this does not do so from a cache
 WRONG_ERROR = 1e-3  # in fp32 two devices differ by less
 LAUNCH_BOUND = 3.0  # launch-bound: faster than this many times an operation on one number
 
-Tell = Callable[[str], None]
 _Way = tuple[str, Device, str, int]  # an operation's name, where it runs, in which precision, with how many threads
 
 
@@ -114,6 +116,7 @@ class _Operands:
 class _Bench:
     def __init__(self, request: BenchRequest, places: list[Device], tell: Tell, started: float) -> None:
         self.request, self.places, self.tell, self.started = request, places, tell, started
+        self.countdown = Countdown(tell)
         self.cores = Machine.here().cores
         self.threads = request.threads or tuple(dict.fromkeys((self.cores, 1)))
         self.most = max(self.threads)
@@ -126,6 +129,8 @@ class _Bench:
         load = OtherLoad()
         micro = [operation for operation in OPERATIONS if operation.suite in self.request.suites]
         rows: list[BenchRow] = []
+        if "step" in self.request.suites:
+            self.countdown.expect(len(self.request.groups) * len(self.places) * ROUNDS, VISIT_S)
         if micro:
             self.tell("measuring overheads and peaks")
             self._price(micro)
@@ -141,7 +146,12 @@ class _Bench:
             self.peaks = self.peaks or [peak for place in self.places for peak in self._quick_peaks(place)]
             labels = [place.label for place in self.places]
             probes = measure_probes(
-                self.request.groups, self.request.step_dtypes, labels, self.most, self.peaks, self.tell
+                self.request.groups,
+                self.request.step_dtypes,
+                labels,
+                self.most,
+                self.peaks,
+                lambda words: self.countdown.tick(VISIT_S),
             )
             rows += probes.rows
             self.skipped += probes.skipped
@@ -214,7 +224,10 @@ class _Bench:
         for case in cases:
             by_size.setdefault((case.operation.name, case.size), []).append(case)
         groups = [cases] if together < free / 4 else list(by_size.values())
+        timings = sum(1 + case.place.is_accelerator for case in cases) * (1 + MAX_SAMPLES)
+        self.countdown.expect(timings, ROUND_S)
         rows = [row for group in groups for row in self._measure(group)]
+        self.countdown.expect(self.countdown.done - timings, ROUND_S)  # slow ones sat out some rounds
         return sorted(rows, key=lambda row: ([one.name for one in chosen].index(row.operation), row.size))
 
     def _variants(self) -> list[tuple[Device, str, int]]:
@@ -282,7 +295,7 @@ class _Bench:
 
         def prepare(name: str) -> None:
             torch.set_num_threads(threads[name])
-            self.tell(f"measuring {name}")
+            self.countdown.tick(ROUND_S)
             if name in works:
                 works[name].move()
 

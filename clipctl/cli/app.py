@@ -18,14 +18,16 @@ from clipctl.cli.commands import (
     doctor,
     embed,
     evaluate,
+    helping,
     merge,
     monitor,
     recommend_device,
     report,
+    runs,
     search,
     train,
 )
-from clipctl.cli.output import plain, prose
+from clipctl.cli.output import print_problem, prose
 from clipctl.cli.startup import LightCommand, LightGroup, SpreadCommand
 from clipctl.errors import ClipctlError, ExitCode
 
@@ -39,10 +41,10 @@ class Commands(LightGroup):
         except ClipctlError as error:
             _show_traceback()
             for problem in error.problems:
-                _print_problem(str(problem), problem.hint)
+                print_problem(str(problem), problem.hint)
             raise typer.Exit(error.exit_code) from None
         except KeyboardInterrupt:
-            _print_problem("interrupted", None)
+            print_problem("interrupted", None)
             raise typer.Exit(ExitCode.INTERRUPTED) from None
         except BrokenPipeError:  # the reader of our output has left, as `| head` does
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -50,7 +52,7 @@ class Commands(LightGroup):
         except OSError as error:
             _show_traceback()
             where = f": {error.filename}" if error.filename else ""
-            _print_problem(f"{error.strerror or error}{where}", None)
+            print_problem(f"{error.strerror or error}{where}", None)
             raise typer.Exit(ExitCode.FAILURE) from None
         except (typer.Exit, typer.Abort):
             raise
@@ -59,7 +61,7 @@ class Commands(LightGroup):
                 raise
             _show_traceback()
             hint = "this is a bug in clipctl; CLIPCTL_DEBUG=1 shows where; please report it"
-            _print_problem(f"{type(error).__name__}: {error}", hint)
+            print_problem(f"{type(error).__name__}: {error}", hint)
             raise typer.Exit(ExitCode.FAILURE) from None
 
 
@@ -82,6 +84,7 @@ for name, command in {**checkpoint.COMMANDS, **convert.COMMANDS}.items():
 app.add_typer(checkpoints, name="checkpoint")
 datasets = typer.Typer(cls=Commands, help="Look at pictures and captions before training.", no_args_is_help=True)
 datasets.command("inspect", cls=LightCommand)(data.inspect)
+datasets.command("template", cls=LightCommand)(data.template)
 datasets.command("suspects", cls=LightCommand)(data.suspects)
 app.add_typer(datasets, name="data")
 app.command("classify", cls=LightCommand)(classify.classify)
@@ -96,9 +99,12 @@ app.command("monitor", cls=LightCommand)(monitor.monitor)
 app.command("report", cls=LightCommand)(report.report)
 history = typer.Typer(cls=Commands, invoke_without_command=True, callback=monitor.runs)
 history.command("export", cls=LightCommand)(monitor.export)
+for name, command in runs.COMMANDS.items():
+    history.command(name, cls=LightCommand)(command)
 app.add_typer(history, name="runs")
 app.command("stop", cls=LightCommand)(monitor.stop)
 app.command("completion", cls=LightCommand)(completion.completion)
+app.command("help", cls=LightCommand)(helping.help_)
 
 
 def _print_version(wanted: bool) -> None:
@@ -112,17 +118,11 @@ def options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", metavar="", callback=_print_version, is_eager=True, help="Print the version and exit."
+            "--version", "-V", metavar="", callback=_print_version, is_eager=True, help="Print the version and exit."
         ),
     ] = False,
 ) -> None:
     pass
-
-
-def _print_problem(message: str, hint: str | None) -> None:
-    prose().print(plain(f"error: {message}", style="red"), soft_wrap=True)
-    if hint:
-        prose().print(plain(f"hint: {hint}", style="cyan"), soft_wrap=True)
 
 
 def _show_traceback() -> None:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+import psutil
 import typer
 
 from clipctl.cli import output
@@ -127,7 +128,7 @@ def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]", log_byte
     deadline = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline:
         status = run.status()
-        if status is not None and status.pid == process.pid:
+        if status is not None and is_within(status.pid, process.pid):
             return
         if process.poll() is not None:
             words = read_words(run, log_bytes)
@@ -141,6 +142,14 @@ def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]", log_byte
         time.sleep(0.05)
     hint = f"it is still running in the background: see {run.log_file}, or end it with kill {process.pid}"
     raise RunError(f"process {process.pid} has not started training after {START_TIMEOUT_S:g} s", hint)
+
+
+def is_within(pid: int, ancestor: int) -> bool:
+    """Whether a process is that one or was started by it, as each of several processes that train together."""
+    try:
+        return pid == ancestor or ancestor in (parent.pid for parent in psutil.Process(pid).parents())
+    except psutil.Error:
+        return False
 
 
 def read_words(run: RunDir, log_bytes: int) -> str:
@@ -162,5 +171,5 @@ def end(run: RunDir, process: "subprocess.Popen[bytes]") -> Stopped:
     if not run.path.exists():
         words, hint = "nothing was started", None
     else:
-        words, hint = f"{run.path} is not running", f"go on with: clipctl train --resume {run.handle}"
-    return Stopped(f"interrupted: {words}", hint, ExitCode.INTERRUPTED)
+        words, hint = f"{run.path} is not running", run.way_on
+    return Stopped(f"stopped: {words}", hint, ExitCode.INTERRUPTED)

@@ -16,6 +16,7 @@ class Command(NamedTuple):
     help: str
     subcommands: dict[str, str]  # with their help
     options: dict[str, str]
+    values: tuple[str, ...]  # of its argument, if they are known
 
 
 def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[Command]:
@@ -28,7 +29,8 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[Command]:
         if name.startswith("--") and not getattr(one, "hidden", False)
     }
     names = {name: _line(one.help) for name, one in below.items()}
-    yield Command(path, _line(group.help), names, {**options, "--help": "Show this message and exit."})
+    options |= {"--help": "Show help.", "--help-all": "Show all options."}
+    yield Command(path, _line(group.help), names, options, SHELLS if path == ("completion",) else ())
     for name, one in below.items():
         yield from commands(one, (*path, name))
 
@@ -40,13 +42,15 @@ def _line(help: str | None) -> str:
 
 def script(shell: str, group: Any) -> str:
     found = list(commands(group))
+    topics = tuple(found[0].subcommands)
+    found = [one._replace(values=topics) if one.path == ("help",) else one for one in found]
     return {"bash": _bash, "zsh": _zsh, "fish": _fish}[shell](found)
 
 
 def _cases(found: list[Command]) -> Iterator[str]:
     """For bash and zsh: which words may come after which command."""
     for one in found:
-        words = " ".join([*one.subcommands, *(SHELLS if one.path == ("completion",) else ()), *one.options])
+        words = " ".join([*one.subcommands, *one.values, *one.options])
         yield f'    "{" ".join(one.path)}") words="{words}" ;;'
 
 
@@ -102,6 +106,8 @@ def _fish(found: list[Command]) -> str:
             f"complete -c clipctl -n '{condition}' -l {name.removeprefix('--')} -d '{help}'"
             for name, help in one.options.items()
         ]
-        if seen and not one.subcommands:
+        if one.values:
+            lines.append(f"complete -c clipctl -f -n '{condition}' -a '{' '.join(one.values)}'")
+        elif seen and not one.subcommands:
             lines.append(f"complete -c clipctl -n '{condition}' -a '{FISH_RUNS}'")
     return "\n".join(lines) + "\n"

@@ -5,6 +5,7 @@ Values stay text here; the config parses them, so that all mistakes are reported
 
 import inspect
 import keyword
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -17,6 +18,7 @@ _TRAINING = "Training"
 _CHECKPOINTS = "Checkpoints"
 _MACHINE = "Machine"
 _RUN = "Run"
+_OUTPUT = "Output"
 
 
 # --- flags that stand for settings ----------------------------------------------------------------------------
@@ -39,10 +41,17 @@ class Flag(NamedTuple):
         return f"{name}_" if keyword.iskeyword(name) else name
 
     @property
+    def variable(self) -> str | None:
+        return f"CLIPCTL_{self.name.upper()}" if self.has_variable else None
+
+    def origin(self, value: Any) -> str:
+        """Where a value comes from: the environment, if it is the one found there, or the command line."""
+        return self.variable if self.variable and os.environ.get(self.variable) == value else self.flag
+
+    @property
     def parameter(self) -> inspect.Parameter:
         """As Typer reads it from a command's signature."""
-        variable = f"CLIPCTL_{self.name.upper()}" if self.has_variable else None
-        option = _option(self.flag, self.help, self.panel, self.metavar, variable)
+        option = _option(self.flag, self.help, self.panel, self.metavar, self.variable)
         annotation = Annotated[bool, option] if self.is_switch else Annotated[str | None, option]
         return _parameter(self.name, annotation, False if self.is_switch else None)
 
@@ -63,7 +72,7 @@ DATA_FLAGS = (
     Flag("--caption-column", "data.caption_column", "NAME", "Column or key of the captions, comma-separated.", _DATA),
     Flag("--image-root", "data.image_root", "DIR", "Directory that relative picture paths start from.", _DATA),
     Flag("--separator", "data.separator", "CHARACTER", "Separator of a table: ',' '|' ';' or tab.", _DATA),
-    Flag("--val", "data.val", "DATA", "Held-out data of your own.", _DATA),
+    Flag("--val", "data.val", "DATA", "Validation data; default: a part of DATA.", _DATA),
     Flag(
         "--val-fraction",
         "data.val_fraction",
@@ -71,7 +80,7 @@ DATA_FLAGS = (
         "Share to hold out, up to 1,000 pictures; default: 0.1.",
         _DATA,
     ),
-    Flag("--max-bad", "data.max_bad", "SHARE", "Pictures that may be unusable; default: 5%.", _DATA),
+    Flag("--max-bad", "data.max_bad", "SHARE", "Share of pictures that may be unusable; default: 5%.", _DATA),
     Flag("--tokenizer", "data.tokenizer", "NAME", "words, characters, bpe:4096, or a tokenizer.json.", _DATA, True),
 )
 PRESET_FLAG = Flag("--preset", "preset", "NAME", "tiny (default), small, base, medium, large or huge.", _MODEL, True)
@@ -81,10 +90,10 @@ TRAIN_FLAGS = (
     PRESET_FLAG,
     Flag("--layout", "layout", "NAME", "auto, or clip: a model that other CLIP libraries load.", _MODEL, True),
     Flag("--from", "tune.base", "MODEL", "Start from a run, a model's directory, or a hub name.", _MODEL, True),
-    Flag("--lock", "tune.lock", "TOWER", "With --from, keep image, text or both; image:2 frees 2 blocks.", _MODEL),
+    Flag("--lock", "tune.lock", "TOWER", "With --from, freeze image, text or both; image:2 trains 2 blocks.", _MODEL),
     Flag("--lora", "tune.lora", "RANK", "With --from, train small added matrices only.", _MODEL),
     Flag("--recipe", "recipe", "NAME", "auto: decided from data and time; plain: as in 0.1.", _TRAINING, True),
-    Flag("--time", "train.time", "10m", "End after this long, with what can be learnt in it.", _TRAINING, True),
+    Flag("--time", "train.time", "10m", "Time limit; model and training are chosen to fit it.", _TRAINING, True),
     Flag("--epochs", "train.epochs", "N", "Passes over the training data.", _TRAINING, True),
     Flag("--steps", "train.steps", "N", "Stop after this many steps instead.", _TRAINING, True),
     Flag("--batch-size", "train.batch_size", "N", "Batch size: pairs contrasted with each other.", _TRAINING, True),
@@ -92,7 +101,7 @@ TRAIN_FLAGS = (
     Flag("--lr", "optim.lr", "RATE", "Peak learning rate.", _TRAINING, True),
     Flag("--patience", "train.patience", "N", "End after N evaluations without a new best.", _TRAINING, True),
     Flag("--seed", "train.seed", "N", "Same seed and threads, same weights.", _TRAINING, True),
-    Flag("--save-every", "save.every", "N", "5e (default: epochs), 500s (steps) or 10m (minutes).", _CHECKPOINTS, True),
+    Flag("--save-every", "save.every", "N", "5epochs (default), 500steps, 10min or 2h.", _CHECKPOINTS, True),
     Flag("--keep-last", "save.keep_last", "N", "Newest checkpoints to keep; default: 2.", _CHECKPOINTS, True),
     Flag("--keep-best", "save.keep_best", "N", "Best checkpoints to keep; default: 1.", _CHECKPOINTS, True),
     Flag("--device", "runtime.device", "NAME", "auto (default: measured), cpu, mps, cuda:N or hybrid.", _MACHINE, True),
@@ -100,7 +109,8 @@ TRAIN_FLAGS = (
     Flag("--threads", "runtime.threads", "N", "CPU threads; default: one per usable core.", _MACHINE, True),
     Flag("--workers", "runtime.workers", "N", "Processes that prepare pictures; default: chosen.", _MACHINE, True),
     Flag("--recompute", "runtime.recompute", "", "Much less memory for a third more work.", _MACHINE, is_switch=True),
-    Flag("--compile", "runtime.compile", "", "Use torch.compile; gains nothing on a CPU.", _MACHINE, is_switch=True),
+    Flag("--shard", "runtime.shard", "", "Split the model among the processes, too.", _MACHINE, is_switch=True),
+    Flag("--compile", "runtime.compile", "", "Use torch.compile; no gain on a CPU.", _MACHINE, is_switch=True),
 )
 
 
@@ -121,7 +131,8 @@ def takes(*flags: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
             layers = [load_yaml(file)] if file else []
             if data := values.get("data"):
                 layers.append(Layer("DATA", {"data.source": data}))
-            layers += [Layer(flag.flag, {flag.key: value}) for flag, value in given if value not in (None, False)]
+            said = [Layer(flag.origin(value), {flag.key: value}) for flag, value in given if value not in (None, False)]
+            layers += sorted(said, key=lambda layer: layer.origin.startswith("--"))  # flags over variables
             command([*layers, parse_assignments(assignments or [])], **values)
 
         own = list(inspect.signature(command).parameters.values())[1:]  # without the layers
@@ -151,10 +162,12 @@ def _argument(metavar: str, help: str) -> Any:
 _PLACES = "A table, JSON, directory or tar shards; several are joined."
 Data = Annotated[list[str] | None, _argument("DATA", f"{_PLACES} Default: synthetic, built-in pictures.")]
 DataToInspect = Annotated[list[str], _argument("DATA", f"{_PLACES} Or synthetic, the built-in pictures.")]
-DataToJudgeBy = Annotated[list[str] | None, _argument("[DATA]", f"{_PLACES} Default: what the run held out.")]
+DataToJudgeBy = Annotated[list[str] | None, _argument("DATA", f"{_PLACES} Default: what the run held out.")]
 Against = Annotated[list[str] | None, _option("--against", "Compare with this model. Repeatable.", None, "MODEL")]
 Classes = Annotated[str | None, _option("--classes", "Zero-shot classes, separated by commas.", None, "A,B,C")]
-DeepLook = Annotated[bool, _switch("--deep", "Decode every picture, on all cores.")]
+PictureFolder = Annotated[str, _argument("DIR", "A folder of pictures, at any depth.")]
+FromNames = Annotated[bool, _switch("--from-names", "Fill in captions from file names that hold words.")]
+DeepLook = Annotated[bool, _switch("--deep", "Decode every picture, on all cores.", _DATA)]
 Sheet = Annotated[Path | None, _option("--sheet", "Write a contact sheet: PNG or JPEG.", None, "FILE")]
 Config = Annotated[Path | None, _option("--config", "YAML file with settings.", _MODEL, "FILE", "CLIPCTL_CONFIG")]
 Set = Annotated[
@@ -166,70 +179,91 @@ RunsDir = Annotated[
 Name = Annotated[str | None, _option("--name", "Name of the run; default: time and preset.", _RUN, "NAME")]
 Resume = Annotated[
     str | None,
-    _option("--resume", "Resume a run; without RUN, the newest unfinished one.", _RUN, "[RUN[@STEP]]"),
+    _option("--resume", "Resume a run, or RUN@STEP; without RUN, the newest unfinished.", _RUN, "[RUN]"),
 ]
 AllowChange = Annotated[bool, _switch("--allow-change", "With --resume: accept changed settings or data.", _RUN)]
 AllowUnverifiedDevice = Annotated[
     bool,
     _switch("--allow-unverified-device", "Train on a device whose results differ from the CPU's.", _MACHINE),
 ]
+
+
+def _processes(help: str) -> Any:
+    return typer.Option("--nproc", metavar="N", min=1, max=1024, help=help, rich_help_panel=_MACHINE)
+
+
+Processes = Annotated[
+    int | None, _processes("Train in N processes of this machine, as torchrun does; the batch is shared among them.")
+]
+Helpers = Annotated[int | None, _processes("Embed in N processes of this machine, as torchrun does.")]
 Detach = Annotated[bool, _switch("--detach", "Train in the background; it outlives the terminal.", _RUN)]
 DryRun = Annotated[bool, _switch("--dry-run", "Print the plan; create no run.", _RUN)]
-Json = Annotated[bool, _switch("--json", "Print one JSON document to stdout.", _RUN)]
+Json = Annotated[bool, _switch("--json", "Print one JSON document to stdout.", _OUTPUT)]
 
-Run = Annotated[str | None, _argument("[RUN]", "Its name, or the beginning or end of it; default: the one running.")]
-RunToStop = Annotated[str, _argument("RUN", "Its name, or the beginning or end of it.")]
+Run = Annotated[str | None, _argument("RUN", "Its name, or the beginning or end of it; default: the one running.")]
+RunToStop = Annotated[
+    str | None, _argument("RUN", "Its name, or the beginning or end of it; default: the only one running.")
+]
 Once = Annotated[bool, _switch("--once", "Print the dashboard once and exit.")]
 All = Annotated[bool, _switch("--all", "List all runs instead.")]
 Interval = Annotated[
     float, typer.Option("--interval", metavar="SECONDS", min=0.1, max=3600, help="Seconds between refreshes.")
 ]
 Svg = Annotated[Path | None, _option("--svg", "Save the dashboard as an SVG picture.", None, "FILE")]
-WaitSeconds = Annotated[float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait for it.")]
+Png = Annotated[Path | None, _option("--png", "Save the dashboard as a PNG picture.", None, "FILE")]
+Page = Annotated[str, typer.Option("--page", metavar="PAGE", help="overview, metrics, machine, model or retrieval.")]
+Theme = Annotated[str, typer.Option("--theme", metavar="THEME", help="auto, dark, light, or ansi for 16 colours.")]
+Pictures = Annotated[bool, _switch("--pictures", "Show thumbnails on the retrieval page.")]
+Live = Annotated[bool, _switch("--live", "Show the dashboard in this terminal while training.", _OUTPUT)]
+WaitSeconds = Annotated[
+    float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait until it has stopped.")
+]
 
-Runs = Annotated[list[str] | None, _argument("[RUN]...", "Runs, by name or the beginning or end of it; default: all.")]
+Runs = Annotated[list[str] | None, _argument("RUN", "Runs, by name or the beginning or end of it; default: all.")]
 Checkpoints = Annotated[
     list[str] | None,
-    _argument("[WHAT]...", "Runs, RUN@best, RUN@last, RUN@STEP, directories or indexes; default: all runs."),
+    _argument("WHAT", "Runs, RUN@best, RUN@last, RUN@STEP, directories or indexes; default: all runs."),
 ]
 Checkpoint = Annotated[str, _argument("CHECKPOINT", "RUN@best, RUN@last, RUN@STEP, RUN (its last) or a directory.")]
 OtherCheckpoint = Annotated[str, _argument("OTHER", "The one to compare it with.")]
+Tensors = Annotated[bool, _switch("--tensors", "List every tensor with its shape and type.")]
+Everything = Annotated[bool, _switch("--all", "List every setting and every tensor.")]
 Deep = Annotated[bool, _switch("--deep", "Also look for NaN and infinities in every tensor.")]
 Yes = Annotated[bool, _switch("--yes", "Really delete; without it, list what would go.")]
 KeepLastOf = Annotated[int, typer.Option("--keep-last", metavar="N", min=1, help="Newest checkpoints to keep.")]
 KeepBestOf = Annotated[int, typer.Option("--keep-best", metavar="N", min=1, help="Best checkpoints to keep.")]
 
 Model = Annotated[str, _argument("MODEL", "A run (its best checkpoint), RUN@last, a model's directory, or a hub name.")]
-ModelOf = Annotated[str | None, _option("--model", "To search a folder that has no index yet.", None, "MODEL")]
-Places = Annotated[list[str], _argument("PATH...", "Folders (with all below), pictures, tables, JSON or tar shards.")]
+ModelOf = Annotated[str | None, _option("--model", "Model for a folder that has no index yet.", None, "MODEL")]
+Places = Annotated[list[str], _argument("PATH", "Folders (with all below), pictures, tables, JSON or tar shards.")]
 ModelOut = Annotated[Path, _option("-o", "Directory to write; must not exist.", None, "DIR")]
 TokenizerFile = Annotated[
     Path | None, _option("--tokenizer", "tokenizer.json of a model that comes without one.", None, "FILE")
 ]
 Activation = Annotated[
-    str | None, _option("--activation", "gelu or quick_gelu, if only tensors are given.", None, "NAME")
+    str | None, _option("--activation", "gelu or quick_gelu, for a bare file of weights.", None, "NAME")
 ]
 ExportFormat = Annotated[
     str,
     typer.Option("--to", metavar="NAME", help="transformers, open_clip, both, safetensors, onnx or coreml."),
 ]
-ModelsToMerge = Annotated[list[str], _argument("MODEL...", "Two models, or more; or one run: all its checkpoints.")]
+ModelsToMerge = Annotated[list[str], _argument("MODEL", "Two models, or more; or one run: all its checkpoints.")]
 Alphas = Annotated[
-    list[str] | None, _option("--alpha", "Share of the second model; several are compared.", None, "0.5...")
+    list[str] | None, _option("--alpha", "Share of the second model; several are compared.", None, "SHARE...")
 ]
 DataToMergeBy = Annotated[list[str] | None, _option("--data", "Pictures with captions to judge by.", None, "DATA...")]
 MergedOut = Annotated[Path | None, _option("-o", "Directory for the merged model; must not exist.", None, "DIR")]
-Int8 = Annotated[bool, _switch("--int8", "With --to onnx: weights of 8 bits too; judged beside the full ones.")]
-IndexOut = Annotated[Path, _option("-o", "Directory of the index, new or to be refreshed.", None, "INDEX")]
+Int8 = Annotated[bool, _switch("--int8", "With --to onnx: also write 8-bit weights, and compare.")]
+IndexOut = Annotated[Path, _option("-o", "Directory of the index; an existing one is updated.", None, "INDEX")]
 Index = Annotated[Path, _argument("INDEX", "What clipctl embed made; or, with --model, a folder of pictures.")]
-Queries = Annotated[list[str], _argument("QUERY...", "Words, or a picture file.")]
+Queries = Annotated[list[str], _argument("QUERY", "Words, or a picture file.")]
 Minus = Annotated[list[str] | None, _option("--minus", "What it should not be like. Repeatable.", None, "QUERY")]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, max=100_000, help="Pictures for each query.")]
 TopPairs = Annotated[int, typer.Option("--top", metavar="N", min=1, max=100_000, help="Pairs to list.")]
 Threshold = Annotated[float | None, _option("--threshold", "Lowest score to show.", None, "SCORE")]
 Dtype = Annotated[str, typer.Option("--dtype", metavar="NAME", help="float16 or float32.")]
 DeviceOf = Annotated[str, typer.Option("--device", metavar="NAME", help="cpu, mps or cuda:N.")]
-Labels = Annotated[str | None, _option("--labels", "Separated by commas.", None, "A,B,C")]
+Labels = Annotated[str | None, _option("--labels", "Labels, separated by commas.", None, "A,B,C")]
 LabelsFile = Annotated[Path | None, _option("--labels-file", "One label per line.", None, "FILE")]
 Templates = Annotated[
     list[str] | None, _option("--template", "Caption of a label, such as 'a photo of a {}'. Repeatable.", None, "TEXT")
@@ -237,26 +271,30 @@ Templates = Annotated[
 TopLabels = Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Labels for each picture.")]
 Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Default: any that is free.")]
 NoOpen = Annotated[bool, _switch("--no-open", "Print the address, open no browser.")]
-Folds = Annotated[int, typer.Option("--folds", metavar="N", min=0, max=20, help="Train N models to judge by.")]
-SuspectsOut = Annotated[Path | None, _option("-o", "Write all pairs as CSV, to edit.", None, "FILE")]
-RunsToReport = Annotated[
-    list[str], _argument("RUN...", "By name, or the beginning or end of it; several are compared.")
+Folds = Annotated[
+    int,
+    typer.Option("--folds", metavar="N", min=0, max=20, help="Judge each of N parts by a model trained on the others."),
 ]
+SuspectsOut = Annotated[Path | None, _option("-o", "Write all pairs as CSV, to edit.", None, "FILE")]
+RunsToReport = Annotated[list[str], _argument("RUN", "By name, or the beginning or end of it; several are compared.")]
 ReportOut = Annotated[Path | None, _option("-o", "File to write; default: report.html.", None, "FILE")]
 RunToExport = Annotated[str, _argument("RUN", "Its name, or the beginning or end of it.")]
+RunsToRemove = Annotated[list[str], _argument("RUN", "By name, or the beginning or end of it.")]
+RunsToCompare = Annotated[list[str], _argument("RUN", "Two or more, by name, or the beginning or end of it.")]
+NewName = Annotated[str, _argument("NEW", "The new name.")]
 ExportTo = Annotated[str, typer.Option("--to", metavar="NAME", help="csv or tensorboard.")]
 ExportOut = Annotated[Path | None, _option("-o", "Directory to write to; default: RUN-csv.", None, "DIR")]
 PlotName = Annotated[
     str | None,
     _option("--plot", "Only loss, recall, recall-at, accuracy, lr, temperature, grad-norm or speed.", None, "NAME"),
 ]
-NoPictures = Annotated[bool, _switch("--no-pictures", "Leave out what the model finds.")]
+NoPictures = Annotated[bool, _switch("--no-pictures", "Leave out the pictures that the model finds.")]
 Csv = Annotated[bool, _switch("--csv", "Print CSV.")]
 
 _MEASURE = "What to measure"
-_OUTPUT = "Output"
 Sizes = Annotated[
-    list[str] | None, _option("--sizes", "Elements: 1e6 1e7, or 1e5:1e8:7 for a range; no steps.", _MEASURE, "N...")
+    list[str] | None,
+    _option("--sizes", "Elements: 1e6 1e7, or 1e5:1e8:7 for a range; no training steps.", _MEASURE, "N..."),
 ]
 Suites = Annotated[
     list[str] | None,
@@ -267,7 +305,9 @@ Dtypes = Annotated[list[str] | None, _option("--dtypes", "fp32, bf16, fp16; defa
 ThreadCounts = Annotated[
     list[str] | None, _option("--threads", "Default: one thread, and one per core.", _MEASURE, "N...")
 ]
-Models = Annotated[list[str] | None, _option("--model", "Presets to time training steps of.", _MEASURE, "PRESET...")]
+Models = Annotated[
+    list[str] | None, _option("--model", "Presets whose training steps are timed.", _MEASURE, "PRESET...")
+]
 BatchSizes = Annotated[
     list[str] | None, _option("--batch-sizes", "Batch sizes for --model; default: 8.", _MEASURE, "N...")
 ]
@@ -290,12 +330,38 @@ BatchSizeOf = Annotated[str | None, _option("--batch-size", "Default: the preset
 PrecisionOf = Annotated[str, _option("--precision", "auto (default), fp32, bf16 or fp16.", _QUESTION, "NAME")]
 Pairs = Annotated[str | None, _option("--pairs", "Pairs per epoch; default: 10,000.", _QUESTION, "N")]
 MemoryOf = Annotated[str | None, _option("--memory", "Imagine a machine with this much memory.", _IMAGINED, "8G")]
+Nodes = Annotated[
+    int | None,
+    typer.Option(
+        "--nodes",
+        metavar="N",
+        min=2,
+        max=4096,
+        help="Imagine up to N machines like this one that train together.",
+        rich_help_panel=_IMAGINED,
+    ),
+]
+Bandwidth = Annotated[
+    str, _option("--bandwidth", "With --nodes: of the network between them; default: 1Gbps.", _IMAGINED, "1Gbps")
+]
+Price = Annotated[
+    float | None,
+    typer.Option(
+        "--price",
+        metavar="AMOUNT",
+        min=0.0,
+        help="With --nodes: of one machine for an hour.",
+        rich_help_panel=_IMAGINED,
+    ),
+]
 DevicesOf = Annotated[
     list[str] | None,
     _option("--devices", "Devices to compare; mps and cuda can be imagined.", _IMAGINED, "NAME..."),
 ]
 Results = Annotated[
-    Path | None, _option("--results", "Use what bench --save kept, maybe on another machine.", _IMAGINED, "FILE")
+    Path | None, _option("--results", "Results of bench --save, also from another machine.", _IMAGINED, "FILE")
 ]
 Measure = Annotated[bool, _switch("--measure", "Time real steps of this model first.", _IMAGINED)]
+Issue = Annotated[bool, _switch("--issue", "Print a block to paste into a bug report instead.")]
+CommandWords = Annotated[list[str] | None, _argument("COMMAND", "Such as train, or checkpoint show.")]
 Shell = Annotated[str, _argument("SHELL", "bash, zsh or fish.")]

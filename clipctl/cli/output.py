@@ -2,10 +2,12 @@
 
 import json
 import math
+import os
 import re
 import sys
 import time
 from contextlib import contextmanager
+from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -33,6 +35,30 @@ def data() -> Console:
     return PlainConsole(highlight=False)
 
 
+@contextmanager
+def stops_said() -> "Iterator[None]":
+    """Whoever stops a training gets what they asked for: plain words, no error. Only the exit code still tells."""
+    import typer
+
+    from clipctl.errors import ExitCode, Stopped
+
+    try:
+        yield
+    except Stopped as stop:
+        hint = f". {stop.hint}" if stop.hint else ""
+        prose().print(plain(f"{stop}{hint}"), soft_wrap=True)
+        raise typer.Exit(stop.exit_code) from None
+    except KeyboardInterrupt:
+        prose().print("stopped at once; nothing more was saved")
+        raise typer.Exit(ExitCode.INTERRUPTED) from None
+
+
+def print_problem(message: str, hint: str | None) -> None:
+    prose().print(plain(f"error: {message}", style="red"), soft_wrap=True)
+    if hint:
+        prose().print(plain(f"hint: {hint}", style="cyan"), soft_wrap=True)
+
+
 SAY_INTERVAL_S = 2.0
 
 
@@ -57,8 +83,11 @@ def saying(what: str) -> "Iterator[Callable[[str], None]]":
 
 
 @contextmanager
-def counting(doing: str, at_first: str = "") -> "Iterator[tuple[Tell, Count]]":
+def counting(doing: str, at_first: str = "", *, silent: bool = False) -> "Iterator[tuple[Tell, Count]]":
     """What takes long, and how far it is: a bar with rate and time left, or a line now and then."""
+    if silent:
+        yield lambda words: None, lambda done, total: None
+        return
     console = prose()
     if not console.is_terminal:
         with saying("") as tell:
@@ -106,9 +135,13 @@ _CONTROLS = re.compile(
 
 def aligned(rows: "Sequence[tuple[str, ...]]", styles: "Sequence[str] | None" = None) -> Text:
     """Columns, the first one to the left, the others to the right, the last one as it comes. A cell alone in its row
-    crosses all columns. By hand, because a Rich table of 200 rows takes a quarter of a second."""
+    crosses all columns. By hand, because a Rich table of 200 rows takes a quarter of a second. What is wider than the
+    terminal is stacked."""
     whole = [row for row in rows if len(row) > 1]
     widths = [max(len(row[column]) for row in whole) for column in range(len(rows[0]))]
+    columns = shown_columns()
+    if columns is not None and sum(widths) + 2 * (len(widths) - 1) > columns:
+        return stacked(rows, styles or [""] * len(rows), columns)
     lines = []
     for row, style in zip(rows, styles or ["bold", *[""] * (len(rows) - 1)], strict=True):
         if len(row) == 1:
@@ -120,8 +153,43 @@ def aligned(rows: "Sequence[tuple[str, ...]]", styles: "Sequence[str] | None" = 
     return Text("\n").join(lines)
 
 
+def shown_columns() -> int | None:
+    """The width of the terminal; None for a file or a pipe, where a line may have any length."""
+    console = data()
+    return console.width if console.is_terminal or "COLUMNS" in os.environ else None
+
+
+def stacked(rows: "Sequence[tuple[str, ...]]", styles: "Sequence[str]", columns: int) -> Text:
+    """The same rows for a narrow terminal: the first cell, and under it the others with their header."""
+    header, *others = rows
+    lines = [plain(header[0], style="dim")]
+    for (first, *cells), style in zip(others, styles[1:], strict=True):
+        if first:
+            lines.append(plain(first, style=f"bold {style}"))
+        pieces = [f"{name} {cell}".strip() for name, cell in zip(header[1:], cells, strict=False) if cell.strip("–")]
+        lines += [plain(line, style=style) for line in folded_list(pieces, columns)]
+    return Text("\n").join(lines)
+
+
+INDENT = 4
+
+
+def folded_list(pieces: "Sequence[str]", columns: int) -> "list[str]":
+    """`a 1, b 2` in indented lines; a piece goes to the next line as a whole, unless it is longer than a line."""
+    lines = [""]
+    for piece in pieces:
+        joined = f"{lines[-1]}, {piece}" if lines[-1] else piece
+        if len(joined) + INDENT < columns or not lines[-1]:
+            lines[-1] = joined
+        else:
+            lines[-1] += ","
+            lines.append(piece)
+    margin = " " * INDENT
+    return [part for line in lines for part in wrap(line, columns, initial_indent=margin, subsequent_indent=margin)]
+
+
 def show_parts(parts: "Iterable[Text]") -> None:
-    """Tables as they are, whatever the width of the terminal; sentences folded to it."""
+    """Tables as they are, fitted by `aligned`; sentences folded to the terminal."""
     console = data()
     for part in parts:
         console.print(part, soft_wrap="\n" in part.plain)

@@ -4,8 +4,10 @@ from typing import Any
 
 from typer.core import TyperCommand, TyperGroup
 
+from clipctl.cli.usage import Helpful
 
-class _Light:
+
+class _Light(Helpful):
     """Typer imports pydantic, a third of the time that a command takes to start, to convert every value, given or not.
     Here values that need no conversion are taken as they are."""
 
@@ -18,8 +20,7 @@ class _Light:
         for param in self.params:
             if not param.required and getattr(param, "callback", None) is None:
                 param.process_value = _light(param, param.process_value)
-        left: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
-        return left
+        return super().parse_args(ctx, args)
 
 
 class LightCommand(_Light, TyperCommand):

@@ -3,12 +3,13 @@
 import shlex
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from clipctl.cli import output
-from clipctl.cli.views import training
+from clipctl.cli.views import training, units
 
 if TYPE_CHECKING:
     from clipctl.training.attempt import TrainSummary
@@ -65,6 +66,7 @@ def show_summary(session: "Session", summary: "TrainSummary", typed: Sequence[st
     """The result, then what to do next."""
     answer = output.data()
     answer.print(f"\n{training.summary_text(summary)}\n", markup=False, soft_wrap=not answer.is_terminal)
+    show_examples(session)
     assert session.run is not None
     run = session.run.handle
     places = list(typed or session.plan.config.data.source)
@@ -76,16 +78,33 @@ def show_summary(session: "Session", summary: "TrainSummary", typed: Sequence[st
         answer.print(f"  {words:<44} # {purpose}", markup=False, soft_wrap=True)
 
 
+def show_examples(session: "Session") -> None:
+    """What the model finds for a few captions of unseen pictures: the three best, and the three worst."""
+    from clipctl.cli.views.training import example_lines
+
+    assert session.run is not None
+    found = session.run.retrieval()
+    if found is not None:
+        answer = output.data()
+        for line in example_lines(found):
+            answer.print(output.plain(line), soft_wrap=not answer.is_terminal)
+
+
+def watcher_for(console: Console, session: "Session", *, live: bool) -> "TerminalWatcher | LiveWatcher":
+    """The dashboard if it is wanted and there is a terminal for it, else rows of progress."""
+    return LiveWatcher(console, session) if live and console.is_terminal else TerminalWatcher(console)
+
+
 class TerminalWatcher:
     """A row every few seconds; in a terminal also a bar below them. Warnings in between."""
 
     def __init__(self, console: Console) -> None:
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
-        columns = (BarColumn(bar_width=None), TaskProgressColumn(), TimeElapsedColumn())
+        columns = (BarColumn(bar_width=None), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
         self._console = console
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
-        self._task = self._bar.add_task("training", total=None)
+        self._task = self._bar.add_task("training", total=None, left="")
 
     def __enter__(self) -> "TerminalWatcher":
         self._bar.start()
@@ -97,10 +116,48 @@ class TerminalWatcher:
 
     def progress(self, progress: "Progress") -> None:
         self._console.print(training.progress_row(progress), markup=False)
-        self._bar.update(self._task, completed=progress.step, total=progress.total_steps)
+        left = f"{units.duration(progress.eta_s)} left"  # as in the row: the bar would guess from its own few updates
+        self._bar.update(self._task, completed=progress.step, total=progress.total_steps, left=left)
 
     def say(self, message: str) -> None:
         self._console.print(message, markup=False, soft_wrap=True)
 
     def warn(self, message: str) -> None:
         self._console.print(f"warning: {message}", style="yellow", markup=False, soft_wrap=True)
+
+
+class LiveWatcher:
+    """The monitor's dashboard in the terminal of the training itself. What is said meanwhile is printed at the end."""
+
+    def __init__(self, console: Console, session: "Session") -> None:
+        from clipctl.cli.screen import Drawing, options_for
+        from clipctl.monitor.watch import RunWatcher
+
+        assert session.run is not None
+        self._console, self._watcher = console, RunWatcher(session.run)
+        self._screen, self._drawing = console.screen(hide_cursor=True), Drawing(console)
+        self._options = replace(options_for(console), show_keys=False)
+        self._said: list[str] = []
+
+    def __enter__(self) -> "LiveWatcher":
+        self._screen.__enter__()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._screen.__exit__(None, None, None)
+        for words in self._said:
+            say(self._console, words)
+
+    def progress(self, progress: "Progress") -> None:
+        from clipctl.cli.views.scene import Scene
+
+        snapshot = self._watcher.look(time.monotonic())
+        self._drawing.draw(
+            Scene(snapshot, self._options, notice=self._said[-1] if self._said else "Ctrl-C saves and stops")
+        )
+
+    def say(self, message: str) -> None:
+        self._said.append(message)
+
+    def warn(self, message: str) -> None:
+        self._said.append(f"warning: {message}")

@@ -1,10 +1,11 @@
 """Full-screen use of the terminal: reads single keys, and restores the terminal afterwards."""
 
 import os
+import re
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -54,7 +55,46 @@ def ends_by_exception() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def next_key(timeout_s: float) -> str | None:
-    """The next key; None if none comes in time, an empty string at the end of the input."""
-    ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
-    return os.read(sys.stdin.fileno(), 1).decode(errors="replace") if ready else None
+ASK_BACKGROUND = "\x1b]11;?\x1b\\"  # a terminal that knows its background colour answers on its input
+_ANSWER = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)[^\x07\x1b]*(?:\x07|\x1b\\)")
+_SEQUENCE = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z~]|O[A-Za-z])")
+_NAMED = {b"\x1b[D": "left", b"\x1b[C": "right", b"\x1bOD": "left", b"\x1bOC": "right"}
+
+
+def looks_light(environment: Mapping[str, str]) -> bool:
+    """Whether the terminal says by a variable, as some do, that its background is light."""
+    last = environment.get("COLORFGBG", "").rpartition(";")[2]
+    return last.isdigit() and int(last) in (7, 15)
+
+
+class Keys:
+    """Keys as they come in, by name; and what the terminal says about itself among them."""
+
+    def __init__(self) -> None:
+        self._waiting = b""
+
+    def next(self, timeout_s: float) -> str | None:
+        """A key, `left`, `right`, `esc`, `light` or `dark`; None if none comes in time, an empty string at the end of
+        the input."""
+        if not self._waiting:
+            ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
+            if not ready:
+                return None
+            self._waiting = os.read(sys.stdin.fileno(), 256)
+            if not self._waiting:
+                return ""
+        name, self._waiting = first_key(self._waiting)
+        return name
+
+
+def first_key(received: bytes) -> tuple[str | None, bytes]:
+    """The first key of what has come in, None if it means nothing; and the rest."""
+    if answer := _ANSWER.match(received):
+        red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in answer.groups())
+        name = "light" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "dark"
+        return name, received[answer.end() :]
+    if sequence := _SEQUENCE.match(received):
+        return _NAMED.get(sequence[0]), received[sequence.end() :]
+    if received.startswith(b"\x1b]"):  # an answer to something else, or a part of one
+        return None, b""
+    return "esc" if received[:1] == b"\x1b" else received[:1].decode(errors="replace"), received[1:]

@@ -27,6 +27,7 @@ SHOWN_CHARACTERS = 60  # of a value, in a message
 NODE_LIMIT = 5_000  # values and keys in a config file
 DEPTH_LIMIT = 20
 REPORTED_PROBLEMS = 20
+EPOCHS, STEPS = "train.epochs", "train.steps"
 
 
 @dataclass(frozen=True)
@@ -35,6 +36,14 @@ class Layer:
 
     origin: str
     values: Mapping[str, Any]  # dotted key -> value as found
+
+    def name_of(self, key: str) -> str:
+        """What the user wrote to set this key: the flag, if it was one."""
+        return self.origin if self.is_flag else key
+
+    @property
+    def is_flag(self) -> bool:
+        return self.origin.startswith("--") and self.origin != "--set"
 
 
 def resolve(layers: Sequence[Layer]) -> TrainConfig:
@@ -46,6 +55,8 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
         preset = "tiny"
     values: dict[str, Any] = {"preset": preset}
     for layer in [Layer("preset", PRESETS[preset]), *layers]:
+        if EPOCHS in layer.values and STEPS not in layer.values:
+            values.pop(STEPS, None)  # steps count more than epochs, but not more than what is said later
         for key, raw in layer.values.items():
             if len(problems) >= REPORTED_PROBLEMS:
                 break
@@ -58,11 +69,44 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
             try:
                 values[key] = leaf.parse(raw)
             except (ValueError, OverflowError) as error:
-                problems.append(ConfigError(f"{key} must be {error}, got {shown(raw)}{_from(layer)}"))
-    problems += _contradictions(values)
+                where = "" if layer.is_flag else _from(layer)
+                problems.append(ConfigError(f"{layer.name_of(key)} must be {error}, got {shown(raw)}{where}"))
+    names = {key: layer.name_of(key) for layer in layers for key in layer.values}
+    problems += _contradictions(values, names)
     if problems:
         raise problems[0] if len(problems) == 1 else ConfigErrors(problems)
     return typing.cast(TrainConfig, _build(TrainConfig, values, ""))
+
+
+def check_length(layers: Sequence[Layer]) -> None:
+    """Raise if the command line says in two ways how long to train."""
+    typed = [layer for layer in layers if layer.origin.startswith("--")]
+    epochs, steps = (_last_said(typed, key) for key in (EPOCHS, STEPS))
+    if epochs and steps:
+        words = " and ".join(_typed(*said) for said in ((EPOCHS, *epochs), (STEPS, *steps)))
+        raise ConfigError(f"{words} both say how long to train", "choose one")
+
+
+def _last_said(layers: Sequence[Layer], key: str) -> tuple[Layer, Any] | None:
+    said = [(layer, layer.values[key]) for layer in layers if layer.values.get(key) not in (None, "", "none", "null")]
+    return said[-1] if said else None
+
+
+def _typed(key: str, layer: Layer, value: Any) -> str:
+    return f"--set {key}={value}" if layer.origin == "--set" else f"{layer.origin} {value}"
+
+
+def ambiguities(layers: Sequence[Layer]) -> Iterator[str]:
+    """What each setting that can be misread was taken for, and how to write it."""
+    for key, other in ((EPOCHS, STEPS), (STEPS, EPOCHS)):
+        said, before = _last_said(layers, key), _last_said(layers, other)
+        if said and before and layers.index(said[0]) > layers.index(before[0]):
+            yield f"{_typed(key, *said)} replaces {other} {before[1]} of {before[0].origin}"
+    for layer in layers:
+        text = layer.values.get("save.every")
+        if isinstance(text, str) and Interval.is_ambiguous(text):
+            interval = Interval.parse(text)
+            yield f"save.every {text} means every {interval.count:g} steps, not seconds; write {interval}"
 
 
 class _Loader(yaml.BaseLoader):
@@ -225,8 +269,13 @@ class Leaf:
         if not math.isfinite(value):
             raise ValueError("a finite number")
         if (self.low is not None and value < self.low) or (self.high is not None and value > self.high):
-            raise ValueError(f"between {self.low:g} and {self.high:g}")
+            raise ValueError(f"between {_limit(self.low)} and {_limit(self.high)}")
         return value
+
+
+def _limit(number: float | None) -> str:
+    """1,000,000 or 0.5; 1e+18 stays as it is."""
+    return f"{number:,.0f}" if number is not None and number == int(number) and abs(number) < 1e12 else f"{number:g}"
 
 
 def _parse_bool(raw: Any) -> bool:
@@ -287,8 +336,8 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
     return cls(**arguments)
 
 
-def _contradictions(values: Mapping[str, Any]) -> Iterator[ConfigError]:
-    """Settings that are fine one by one but not together."""
+def _contradictions(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[ConfigError]:
+    """Settings that are fine one by one but not together, by the names that the user gave them."""
     config = _build(TrainConfig, values, "")
     image, text = config.model.image, config.model.text
     if image.size_px % image.patch_px:
@@ -302,14 +351,15 @@ def _contradictions(values: Mapping[str, Any]) -> Iterator[ConfigError]:
             f"--set model.image.patch_px={max(2, 2 ** round(math.log2(image.patch_px)))} would fit",
         )
     if image.pool == "class" and image.depth == 0:
-        yield ConfigError("model.image.depth 0 leaves nothing that fills the class token", "set model.image.pool=flat")
+        yield ConfigError("model.image.pool class needs a model.image.depth of 1 or more", "set model.image.pool=flat")
     if config.tune.is_partial and config.tune.base is None:
         key = "tune.lock" if config.tune.lock else "tune.lora"
-        yield ConfigError(f"{key} keeps what a model has learnt, but there is none", "name one with --from MODEL")
+        yield ConfigError(f"{names.get(key, key)} needs a model to start from", "name one with --from MODEL")
     loop = config.train
     if loop.micro_batch and loop.micro_batch > loop.batch_size:
+        part, whole = (names.get(key, key) for key in ("train.micro_batch", "train.batch_size"))
         yield ConfigError(
-            f"train.micro_batch {loop.micro_batch} is larger than train.batch_size {loop.batch_size}",
+            f"{part} {loop.micro_batch} is larger than {whole} {loop.batch_size}",
             "a micro-batch is a part of a batch: leave it out to let memory decide",
         )
     for name, tower in (("image", image), ("text", text)):

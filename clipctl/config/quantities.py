@@ -3,10 +3,9 @@ expects."""
 
 import math
 import re
-import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 _SUFFIXES = {"": 1, "K": 1e3, "M": 1e6, "G": 1e9, "B": 1e9, "T": 1e12}
 
@@ -37,13 +36,22 @@ def parse_bytes(text: str) -> int:
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of a duration: 90s, 10m, 1.5h, 1h30m."""
-    match = re.fullmatch(r"\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m)?\s*(?:(\d+(?:\.\d+)?)s)?\s*", text)
+    """Seconds of a duration: 90s, 10m or 10min, 1.5h, 1h30m."""
+    match = re.fullmatch(r"\s*(?:(\d+(?:\.\d+)?)h)?\s*(?:(\d+(?:\.\d+)?)m(?:in)?)?\s*(?:(\d+(?:\.\d+)?)s)?\s*", text)
     parts = [float(part or 0) for part in match.groups()] if match else [0.0]
     seconds = sum(part * factor for part, factor in zip(parts, (3600, 60, 1), strict=False))
     if not 0 < seconds <= 366 * 86400:
         raise ValueError("a duration such as 90s, 10m or 2h")
     return seconds
+
+
+def parse_bandwidth(text: str) -> float:
+    """Bytes per second of a network: 1Gbps, 100Mbit/s, 10Gb, or 1.2GB/s, in powers of 1000."""
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(b|bps|bit|bit/s|B|B/s|Bps)\s*", text)
+    value = float(match[1]) * 1000 ** (1 + "KMGT".index(match[2].upper())) if match else 0.0
+    if match is None or value <= 0:
+        raise ValueError("a bandwidth such as 1Gbps, 100Mbps or 1GB/s")
+    return value if match[3].startswith("B") else value / 8
 
 
 def parse_counts(texts: Sequence[str], *, limit: int = 1000) -> list[int]:
@@ -66,20 +74,35 @@ def parse_counts(texts: Sequence[str], *, limit: int = 1000) -> list[int]:
     return sorted(found)
 
 
+_INTERVAL = re.compile(r"(\d+(?:\.\d+)?)\s*(epochs?|e|steps?|s|minutes?|min|m|hours?|h)")
+
+
 @dataclass(frozen=True)
 class Interval:
-    """How often something happens. Written 5e (epochs), 500s (steps) or 10m (minutes)."""
+    """How often something happens. Written 5epochs, 500steps, 10min or 2h; 5e, 500s and 10m are older forms."""
 
     count: float
-    unit: Literal["e", "s", "m"]
+    unit: Literal["epochs", "steps", "min"]
 
     @classmethod
     def parse(cls, text: str) -> "Interval":
-        match = re.fullmatch(r"(\d+)([es])|(\d+(?:\.\d+)?)(m)", text.strip())
-        count = float(match[1] or match[3]) if match else 0.0
-        if not match or not 0 < count < 1e12:
-            raise ValueError("a number of epochs, steps or minutes such as 5e, 500s or 10m")
-        return cls(count, typing.cast(Any, match[2] or match[4]))
+        found = _INTERVAL.fullmatch(text.strip())
+        count, letter = (float(found[1]), found[2][0]) if found else (0.0, "")
+        if not 0 < count < 1e12 or (letter in "es" and not count.is_integer()):
+            raise ValueError("a number of epochs, steps, minutes or hours such as 5epochs, 500steps, 10min or 2h")
+        match letter:
+            case "e":
+                return cls(count, "epochs")
+            case "s":
+                return cls(count, "steps")
+            case _:
+                return cls(60 * count if letter == "h" else count, "min")
+
+    @staticmethod
+    def is_ambiguous(text: str) -> bool:
+        """True for 30s, which means steps but reads as seconds."""
+        return re.fullmatch(r"\s*\d+\s*s\s*", text) is not None
 
     def __str__(self) -> str:
-        return f"{self.count:.12f}".rstrip("0").rstrip(".") + self.unit
+        number = f"{self.count:.12f}".rstrip("0").rstrip(".")
+        return number + (self.unit.removesuffix("s") if self.count == 1 else self.unit)

@@ -30,7 +30,7 @@ DataFormat = Literal[
     "classes",
 ]
 
-EVERY_FIVE_EPOCHS = Interval(5, "e")
+EVERY_FIVE_EPOCHS = Interval(5, "epochs")
 # Statistics of OpenAI's training pictures; nearly every CLIP model normalises with them.
 OPENAI_MEAN = (0.48145466, 0.4578275, 0.40821073)
 OPENAI_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -218,6 +218,7 @@ class RuntimeConfig:
     cache: CacheName = "auto"  # decoded pictures: in memory, on disk, not at all
     recompute: bool = False  # blocks again in the backward pass instead of keeping what they computed: less memory
     compile: bool = False  # the image tower's blocks, by torch.compile
+    shard: bool = False  # with several processes, each keeps its part of weights, gradients and moments
     attention: AttentionName = (
         "auto"  # in one fused kernel, or as plain products; auto: the faster one, kept for the run
     )

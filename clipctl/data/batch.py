@@ -30,8 +30,8 @@ class Views(NamedTuple):
         canvas = places.new_tensor([pixels.shape[3], pixels.shape[2]])
         return F.grid_sample(pixels, 2 * places / canvas - 1, align_corners=False).permute(0, 2, 3, 1)
 
-    def split(self, pairs: int) -> "list[Views]":
-        parts = zip(torch.split(self.maps, pairs), torch.split(self.sizes, pairs), strict=True)
+    def split(self, sizes: list[int]) -> "list[Views]":
+        parts = zip(torch.split(self.maps, sizes), torch.split(self.sizes, sizes), strict=True)
         return [Views(maps, sizes, self.side_px) for maps, sizes in parts]
 
 
@@ -42,6 +42,7 @@ class Batch(NamedTuple):
     positives: Tensor | None = None  # (B, B) bool: captions (column) that match a picture (row); None: only its own
     bad: tuple[BadPicture, ...] = ()  # pictures that were replaced by others
     views: Views | None = None  # None: pictures are what the model sees
+    keys: Tensor | None = None  # (B, 2) int64: equal for equal captions, and for equal pictures
 
     def to(self, image: torch.device, text: torch.device) -> "Batch":
         """Move pictures and captions to their towers' devices."""
@@ -51,7 +52,7 @@ class Batch(NamedTuple):
         )
         assert images is not None
         views = None if self.views is None else self.views.to(image)
-        return Batch(images, self.tokens.to(text, non_blocking=True), jitter, positives, self.bad, views)
+        return Batch(images, self.tokens.to(text, non_blocking=True), jitter, positives, self.bad, views, self.keys)
 
     @property
     def has_features(self) -> bool:
@@ -65,8 +66,17 @@ class Batch(NamedTuple):
 
     def split(self, pairs: int) -> "list[Batch]":
         """Parts of so many pairs, the last maybe of fewer. Which captions match which pictures stays with the whole."""
-        nothing = [None] * -(-len(self.images) // pairs)
-        jitter = nothing if self.jitter is None else torch.split(self.jitter, pairs)
-        views = nothing if self.views is None else self.views.split(pairs)
-        parts = zip(torch.split(self.images, pairs), torch.split(self.tokens, pairs), jitter, views, strict=True)
+        whole_parts, rest = divmod(len(self.images), pairs)
+        return self._split([pairs] * whole_parts + [rest] * (rest > 0))
+
+    def split_evenly(self, count: int) -> "list[Batch]":
+        """So many parts, as equal as can be."""
+        size, more = divmod(len(self.images), count)
+        return self._split([size + 1] * more + [size] * (count - more))
+
+    def _split(self, sizes: list[int]) -> "list[Batch]":
+        nothing = [None] * len(sizes)
+        jitter = nothing if self.jitter is None else torch.split(self.jitter, sizes)
+        views = nothing if self.views is None else self.views.split(sizes)
+        parts = zip(torch.split(self.images, sizes), torch.split(self.tokens, sizes), jitter, views, strict=True)
         return [Batch(images, tokens, jitter=factors, views=some) for images, tokens, factors, some in parts]

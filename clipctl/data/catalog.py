@@ -10,7 +10,7 @@ from clipctl.config.quantities import parse_count
 from clipctl.config.sections import DataConfig, is_synthetic
 from clipctl.data.bad import check_bad
 from clipctl.data.formats.rows import TRAIN, Hints
-from clipctl.data.index.columns import Index
+from clipctl.data.index.columns import Index, skipped_words
 from clipctl.data.index.source import IndexedSource
 from clipctl.data.index.store import open_index
 from clipctl.data.sampling import MIN_PAIRS
@@ -34,23 +34,38 @@ class Data:
     notes: tuple[str, ...] = ()
     missing: tuple[str, ...] = field(default=(), repr=False)  # labels of missing pictures
 
+    @property
+    def pictures(self) -> int:
+        """All there should be, missing ones included."""
+        return len(self.train) + len(self.val) + len(self.missing)
+
 
 def open_data(config: DataConfig, tell: Tell = silent) -> Data:
     """The training and held-out pairs of a config. Raises DataError if there are too few or too many are missing."""
     data = read_data(config, tell)
-    train, val = len(data.train), len(data.val)
-    if min(train, val) < MIN_PAIRS:
-        name = " + ".join(config.source)
-        own = (
-            "ask for more pairs, e.g. synthetic:240" if data.train.is_drawn else "use --val-fraction 0.3 or --val DATA"
-        )
-        raise DataError(
-            f"{name!r} with data.val_fraction {config.val_fraction:g} gives {train:,} training pairs and {val:,} "
-            f"held-out pairs; at least {MIN_PAIRS} of each are needed",
-            own,
-        )
-    check_bad(dict.fromkeys(data.missing, "missing"), train + val + len(data.missing), config.max_bad)
+    if problem := too_few_pairs(data, config):
+        raise problem
+    check_bad(dict.fromkeys(data.missing, "missing"), data.pictures, config.max_bad)
     return data
+
+
+def too_few_pairs(data: Data, config: DataConfig) -> DataError | None:
+    """The error if there is nothing to contrast with on one of the two sides."""
+    train, val = len(data.train), len(data.val)
+    if min(train, val) >= MIN_PAIRS:
+        return None
+    if data.train.is_drawn:
+        hint = f"ask for more pairs, e.g. synthetic:{DEFAULT_SYNTHETIC_PAIRS}"
+    elif train + val < 2 * MIN_PAIRS:
+        hint = f"add pictures with captions: at least {2 * MIN_PAIRS} in all"
+    else:
+        share = 0.3 if round(0.3 * (train + val)) >= MIN_PAIRS else 0.5
+        hint = f"use --val-fraction {share} or --val DATA"
+    return DataError(
+        f"{' + '.join(config.source)!r} with data.val_fraction {config.val_fraction:g} gives {train:,} training pairs "
+        f"and {val:,} held-out pairs; at least {MIN_PAIRS} of each are needed",
+        hint,
+    )
 
 
 def read_data(config: DataConfig, tell: Tell = silent) -> Data:
@@ -74,7 +89,10 @@ def _read_synthetic(config: DataConfig) -> Data:
     except ValueError as error:
         raise DataError(f"the number of pairs in {source!r} must be {error}", "for example synthetic:5000") from None
     if not 1 <= pairs <= MAX_SYNTHETIC_PAIRS:
-        raise DataError(f"{source!r} asks for {pairs} pairs; it must be between 1 and {MAX_SYNTHETIC_PAIRS:,}")
+        raise DataError(
+            f"{source!r} asks for {pairs:,} pairs; it must be between 1 and {MAX_SYNTHETIC_PAIRS:,}",
+            "for example synthetic:5000",
+        )
     val_pairs = min(round(pairs * config.val_fraction), config.val_limit)
     return Data(
         SyntheticSource(pairs - val_pairs, seed=config.seed, validation=False),
@@ -135,9 +153,14 @@ def open_held_out(config: DataConfig, tell: Tell = silent) -> Source:
     return held_out if len(held_out) else whole
 
 
+def is_classes(source: Source) -> bool:
+    """Whether the data are class folders, in which equal captions are normal."""
+    return isinstance(source, IndexedSource) and all(part.facts.format == "classes" for part in source.parts)
+
+
 def class_names(source: Source, template: str) -> list[str] | None:
     """The class of each picture, if the data are class folders: what the template was filled with."""
-    if not isinstance(source, IndexedSource) or any(part.facts.format != "classes" for part in source.parts):
+    if not is_classes(source):
         return None
     before, _, after = template.partition("{}")
     captions = (source.caption(index, 0) for index in range(len(source)))
@@ -160,11 +183,12 @@ def leakage_of(train: Source, val: Source) -> Leakage:
     return find_leakage(train, val)
 
 
-def leakage_notes(leakage: Leakage) -> list[str]:
+def leakage_notes(leakage: Leakage, *, of_classes: bool = False) -> list[str]:
+    """What to warn of; classes have the same captions on both sides, as they should."""
     notes = []
     if leakage.pictures:
         notes.append(f"{leakage.pictures:,} held-out pictures are also in the training set: scores will look too good")
-    if leakage.captions:
+    if leakage.captions and not of_classes:
         notes.append(f"{leakage.captions:,} held-out captions also belong to training pictures")
     return notes
 
@@ -195,8 +219,4 @@ def _short(place: str, source: str) -> str:
 
 
 def _notes(part: Index) -> list[str]:
-    facts = part.facts
-    return [
-        f"{count:,} {'entry' if count == 1 else 'entries'} with {reason} left out"
-        for reason, count in facts.skipped.items()
-    ]
+    return [*part.facts.notes, *(f"{words}: skipped" for words in skipped_words(part.facts.skipped))]

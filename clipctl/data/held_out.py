@@ -9,13 +9,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from clipctl.data.bad import BadPicture, BadPictureError, bad_counts
+from clipctl.data.bad import BadPicture, BadPictureError, too_few_held_out
 from clipctl.data.batch import Batch
 from clipctl.data.decoding import Pixels
-from clipctl.data.sampling import MIN_PAIRS, batch_count
+from clipctl.data.sampling import batch_count
 from clipctl.data.source import Keys, Source
 from clipctl.data.tokenizers import Tokenizer
-from clipctl.errors import DataError
 from clipctl.hardware.cpu import usable_cores
 
 
@@ -99,10 +98,8 @@ def read_held_out(source: Source, tokenizer: Tokenizer, size_px: int, batch_size
         found = list(threads.map(read, range(len(source))))
     good = [(index, pixels) for index, pixels in enumerate(found) if not isinstance(pixels, BadPicture)]
     bad = tuple(pixels for pixels in found if isinstance(pixels, BadPicture))
-    if len(good) < MIN_PAIRS:
-        raise DataError(
-            f"too few of the {len(found)} held-out pictures can be used: {bad_counts(one.reason for one in bad)}"
-        )
+    if problem := too_few_held_out(len(found), [one.reason for one in bad]):
+        raise problem
     texts = [source.captions(index) for index, _ in good]
     others = [(owner, text) for owner, several in enumerate(texts) for text in several[1:]]
     captions = [*(several[0] for several in texts), *(text for _, text in others)]

@@ -1,6 +1,5 @@
 """What to know about a dataset before training on it. No torch."""
 
-import math
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -12,18 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipctl.config.sections import DataConfig
-from clipctl.data.bad import BadPictureError
-from clipctl.data.catalog import Data, leakage_of, read_data
+from clipctl.data.bad import BadPictureError, too_few_held_out, too_many_bad
+from clipctl.data.catalog import Data, is_classes, leakage_of, read_data, too_few_pairs
 from clipctl.data.decoding import picture_size
 from clipctl.data.index.source import IndexedSource
-from clipctl.data.sampling import MIN_PAIRS, loss_floor, plan_epoch
+from clipctl.data.sampling import loss_floor, plan_epoch
 from clipctl.data.source import Source, key_of
 from clipctl.data.tokenizers import caption_fit, make_tokenizer
+from clipctl.errors import DataError
 from clipctl.hardware.cpu import usable_cores
 from clipctl.hardware.processes import Helpers
 from clipctl.progress import Count, Tell
 
-SAMPLED_PICTURES = 64  # decoded unless all are
+SAMPLED_PICTURES = 64  # of each split, decoded unless all are
+SHOWN_PAIRS = 3
 TIMED_PICTURES = 8
 SAMPLED_CAPTIONS = 200_000  # whose words are counted
 CHUNK = 32  # pictures per task for a helper process
@@ -38,6 +39,14 @@ class Look(NamedTuple):
     height: int
     seconds: float
     key: int  # equal for equal bytes
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One pair, as training gets it."""
+
+    path: str
+    caption: str
 
 
 @dataclass(frozen=True)
@@ -83,14 +92,22 @@ class Inspection:
     height_px: Spread | None
     decode_images_per_s: float | None  # on one core
     bad: dict[str, str]  # pictures that cannot be used, and why
+    samples: list[Sample]
+    classes: int | None  # if the data are class folders: how many; equal captions are normal then
     notes: list[str]
+    problems: list[str]  # why `clipctl train` would refuse the data, and the way out
 
     @property
     def bad_by_reason(self) -> dict[str, int]:
         return dict(Counter(self.bad.values()).most_common())
 
+    @property
+    def ready(self) -> bool:
+        """Whether `clipctl train` would take the data."""
+        return not self.problems
+
     def to_dict(self) -> dict[str, Any]:
-        return {**asdict(self), "bad_by_reason": self.bad_by_reason}
+        return {**asdict(self), "bad_by_reason": self.bad_by_reason, "ready": self.ready}
 
 
 def inspect_data(
@@ -99,7 +116,7 @@ def inspect_data(
     """Look at all captions, and at a sample of the pictures, or at all of them if `deep`."""
     data = read_data(config, tell)
     train, val = data.train, data.val
-    looks = list(look_at_all(data, size_px, progress)) if deep else [look(train, i, size_px) for i in sample_of(train)]
+    looks = list(look_at_all(data, size_px, progress) if deep else _look_at_some(data, size_px))
     bad = dict.fromkeys(data.missing, "missing") | {one.label: one.reason for one in looks if one.reason}
     good = [one for one in looks if not one.reason]
 
@@ -135,23 +152,27 @@ def inspect_data(
         height_px=Spread.of([one.height for one in good]),
         decode_images_per_s=1 / median(one.seconds for one in good) if good else None,
         bad=bad,
-        notes=[*data.notes, *_warnings(data, bad, len(looks), config.max_bad)],
+        samples=[Sample(train.label(index), train.caption(index, 0)) for index in sample_of(train, SHOWN_PAIRS)],
+        classes=len(np.unique(train.all_caption_keys())) if is_classes(train) else None,
+        notes=list(data.notes),
+        problems=[f"{problem}; {problem.hint}" for problem in _problems(data, config, bad, len(looks))],
     )
 
 
-def _warnings(data: Data, bad: dict[str, str], decoded: int, max_bad: float) -> Iterator[str]:
-    """What training would refuse."""
-    if min(len(data.train), len(data.val)) < MIN_PAIRS:
-        yield f"too few to train: at least {MIN_PAIRS} training and {MIN_PAIRS} held-out pictures are needed"
-    total = len(data.train) + len(data.val) + len(data.missing)
-    # Of those that are there, a sample was decoded.
-    broken = (len(bad) - len(data.missing)) / max(1, decoded)
-    share = (len(data.missing) + broken * (total - len(data.missing))) / max(1, total)
-    if share > max_bad:
-        yield (
-            f"about {share:.0%} of {total:,} pictures cannot be used, and training allows {max_bad:.0%}; "
-            f"to train without them: --max-bad {math.ceil(100 * share)}%"
-        )
+def _problems(data: Data, config: DataConfig, bad: dict[str, str], decoded: int) -> Iterator[DataError]:
+    """What training would raise, now or on the way; of the pictures that are there, `decoded` were looked at."""
+    if problem := too_few_pairs(data, config) or too_few_held_out(len(data.val), _bad_of(data.val, bad)):
+        yield problem
+    missing = len(data.missing)
+    broken = (len(bad) - missing) / max(1, decoded)  # share
+    estimate = missing + round(broken * (data.pictures - missing))
+    if problem := too_many_bad(bad, data.pictures, config.max_bad, estimate):
+        yield problem
+
+
+def _bad_of(source: Source, bad: dict[str, str]) -> list[str]:
+    """The reasons of those that belong to the source."""
+    return [bad[label] for label in map(source.label, range(len(source))) if label in bad]
 
 
 # --- pictures -------------------------------------------------------------------------------------------------
@@ -161,6 +182,11 @@ def sample_of(source: Source, count: int = SAMPLED_PICTURES) -> list[int]:
     """Evenly spaced indices."""
     count = min(count, len(source))
     return [number * len(source) // count for number in range(count)]
+
+
+def _look_at_some(data: Data, size_px: int) -> Iterator[Look]:
+    for side in (data.train, data.val):
+        yield from (look(side, index, size_px) for index in sample_of(side))
 
 
 def look(source: Source, index: int, size_px: int) -> Look:

@@ -29,6 +29,7 @@ from clipctl.hardware.processes import signals_held
 PREFETCH_BATCHES = 2
 KEPT_TEXTS = 50_000  # about a kilobyte each
 TICK_S = 0.5
+INSPECT_HINT = "clipctl data inspect DATA --deep says what is wrong with each"
 WORKER_TIMEOUT_S = 120.0  # for a batch; longer than any working disk takes
 KILL_S = 5.0  # for a killed worker to exit; one that waits for a dead network disk never does
 
@@ -134,7 +135,9 @@ class PairDataset(Dataset[Pair]):
                 return pixels, index, tuple(bad)
             bad.append(BadPicture(index, self._bad[index]))
             index = (index + 1) % len(self._source)
-        raise DataError(f"none of the pictures in {self._source.name} can be used; the last one is {bad[-1].reason}")
+        raise DataError(
+            f"none of the pictures in {self._source.name} can be used; the last one is {bad[-1].reason}", INSPECT_HINT
+        )
 
 
 class Collate:
@@ -170,6 +173,7 @@ class Collate:
             torch.from_numpy(positives) if positives.sum() > len(pairs) else None,
             tuple(bad for pair in pairs for bad in pair.bad),
             views,
+            torch.from_numpy(np.stack([caption_keys, picture_keys], axis=1).view(np.int64)),
         )
 
 
@@ -250,7 +254,7 @@ class TrainLoader:
                     batch = next(batches, None)
             except DataError as error:  # from a worker it includes the traceback; the last line is the message
                 raise DataError(
-                    str(error).strip().splitlines()[-1].removeprefix("clipctl.errors.DataError: ")
+                    str(error).strip().splitlines()[-1].removeprefix("clipctl.errors.DataError: "), INSPECT_HINT
                 ) from None
             if batch is None:
                 return

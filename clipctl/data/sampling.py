@@ -131,10 +131,14 @@ def loss_floor(source: Source, plan: EpochPlan) -> float:
 
 
 class EpochSampler:
-    """Batches of keys for a loader, from wherever `start` said."""
+    """Batches of keys for a loader, from wherever `start` said. With several `ranks`, the part of each batch that one
+    of them loads: what is in a batch does not depend on how many there are."""
 
-    def __init__(self, source: Source, batch_size: int, seed: int, *, partners: bool = False) -> None:
+    def __init__(
+        self, source: Source, batch_size: int, seed: int, *, partners: bool = False, rank: int = 0, ranks: int = 1
+    ) -> None:
         self._source, self._batch_size, self._seed, self._partners = source, batch_size, seed, partners
+        self._rank, self._ranks = rank, ranks
         self._epoch, self._first_batch = 0, 0
 
     def start(self, epoch: int, first_batch: int = 0) -> None:
@@ -146,4 +150,5 @@ class EpochSampler:
     def __iter__(self) -> Iterator[list[Key]]:
         plan = plan_epoch(self._source, self._batch_size, self._seed, self._epoch, partners=self._partners)
         for batch in plan.batches[self._first_batch :]:
-            yield [Key(self._epoch, int(index), int(plan.choice[index])) for index in batch]
+            own = np.array_split(batch, self._ranks)[self._rank]
+            yield [Key(self._epoch, int(index), int(plan.choice[index])) for index in own]

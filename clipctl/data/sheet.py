@@ -69,7 +69,9 @@ def write_sheet(cells: Sequence[Cell], path: Path) -> None:
     try:
         sheet.save(path)
     except OSError as error:
-        raise DataError(f"cannot write the sheet to {path}: {error.strerror or error}") from None
+        raise DataError(
+            f"cannot write the sheet to {path}: {error.strerror or error}", "pass a place that you can write to"
+        ) from None
 
 
 def _font() -> Font:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipctl.data.source import Source
-from clipctl.errors import DataError
+from clipctl.errors import DataError, unreadable
 from clipctl.files import read_bounded
 
 PAD_ID, START_ID, UNKNOWN_ID = 0, 1, 2
@@ -26,6 +26,8 @@ LONGEST_CAPTIONS, COUNTED_CAPTIONS = 2_000, 200_000  # tokenised to find the lon
 MIN_WORD_COUNT = 2  # rarer words are spelled: an id seen once learns nothing
 WORDS = 16_384  # of `words` without a number; as many as there are, if fewer
 KEPT_SPELLINGS = 100_000
+TOKENIZER_HINT = "--tokenizer takes words, characters, bpe:4096, or the path of a tokenizer.json"
+MODEL_HINT = "the model's files are damaged or were edited: take another checkpoint, or export the model again"
 
 _START_NAMES = ("<|startoftext|>", "<start>", "<s>", "[CLS]", "<bos>")
 _END_NAMES = ("<|endoftext|>", "<end>", "</s>", "[SEP]", "<eos>")
@@ -233,31 +235,29 @@ def _some_captions(source: Source, limit: int) -> Iterable[str]:
 
 def read_tokenizer(path: Path, context: int) -> SubwordTokenizer:
     """A tokenizer.json from disk, or the one in a directory."""
-    path = path / "tokenizer.json" if path.is_dir() else path
     try:
+        path = path / "tokenizer.json" if path.is_dir() else path
         content = read_bounded(path.resolve(), FILE_LIMIT_BYTES)  # in a hub's cache, files are links
         tokenizer = SubwordTokenizer(content.decode(), context)
         tokenizer.encode("a picture of 3 Ünknown things")  # some files fail only when used
         return tokenizer
     except FileNotFoundError:
-        raise DataError(
-            f"no such tokenizer: {path}", "use characters, bpe:4096 or the path of a tokenizer.json"
-        ) from None
+        raise DataError(f"no such tokenizer: {path}", TOKENIZER_HINT) from None
     except OSError as error:
-        raise DataError(f"cannot read {path}: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
     except DataError:
         raise
     except Exception as error:  # the package raises bare Exception
-        raise DataError(f"{path} is not a valid tokenizer.json: {str(error)[:120]}") from None
+        raise DataError(f"{path} is not a valid tokenizer.json: {str(error)[:120]}", TOKENIZER_HINT) from None
 
 
 def from_dict(document: dict[str, Any]) -> Tokenizer:
     """The tokenizer that `to_dict` describes. Raises DataError for anything else."""
     if not isinstance(document, dict):
-        raise DataError("this is not the description of a tokenizer")
+        raise DataError("this is not the description of a tokenizer", MODEL_HINT)
     kind, context = document.get("kind"), document.get("context")
     if type(context) is not int or not 3 <= context <= MAX_CONTEXT:
-        raise DataError(f"a tokenizer whose context is {str(context)[:40]!r}")
+        raise DataError(f"the model's tokenizer has a context of {str(context)[:40]!r}", MODEL_HINT)
     if kind == CharacterTokenizer.kind and isinstance(document.get("alphabet"), str):
         return CharacterTokenizer(document["alphabet"], context)
     if kind == WordTokenizer.kind and _are_texts(document.get("pieces")):
@@ -268,8 +268,8 @@ def from_dict(document: dict[str, Any]) -> Tokenizer:
         except DataError:
             raise
         except Exception as error:  # the package raises bare Exception
-            raise DataError(f"not a valid tokenizer: {str(error)[:120]}") from None
-    raise DataError(f"an unknown or incomplete tokenizer, of kind {str(kind)[:40]!r}")
+            raise DataError(f"the model's tokenizer is not valid: {str(error)[:120]}", MODEL_HINT) from None
+    raise DataError(f"the model's tokenizer is incomplete or of an unknown kind, {str(kind)[:40]!r}", MODEL_HINT)
 
 
 def _are_texts(values: Any) -> bool:

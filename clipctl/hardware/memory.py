@@ -80,6 +80,11 @@ def keep_freed_memory() -> bool:
     return bool(mallopt(_M_MMAP_MAX, 0) and mallopt(_M_TRIM_THRESHOLD, -1))
 
 
+def rss_bytes() -> int:
+    """Memory of this process now."""
+    return int(psutil.Process().memory_info().rss)
+
+
 def peak_rss_bytes() -> int:
     """Peak memory of this process."""
     if sys.platform == "win32":

@@ -12,11 +12,11 @@ from PIL import Image, ImageOps
 
 from clipctl.config.sections import TrainConfig
 from clipctl.data import tokenizers
-from clipctl.data.bad import BadPictureError
+from clipctl.data.bad import USABLE_HINT, BadPictureError
 from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_rgb, to_square
 from clipctl.data.index.columns import read_part
 from clipctl.data.tokenizers import Tokenizer
-from clipctl.errors import DataError, DeviceError
+from clipctl.errors import DataError, DeviceError, unreadable
 from clipctl.hardware.devices import open_device
 from clipctl.inference.engines import faster
 from clipctl.interop.models import load_any
@@ -121,14 +121,17 @@ def _opened(picture: Picture) -> Image.Image:
         return to_rgb(ImageOps.exif_transpose(picture))
     if isinstance(picture, np.ndarray):
         if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3 or not picture.size:
-            raise DataError(f"pixels must be uint8 of shape (height, width, 3), got {picture.dtype} {picture.shape}")
+            raise DataError(
+                f"pixels must be uint8 of shape (height, width, 3), got {picture.dtype} {picture.shape}",
+                "convert them first, for example with (255 * pixels).astype('uint8')",
+            )
         return Image.fromarray(picture)
     try:
         return open_picture(read_part(str(picture), 0, FILE_LIMIT_BYTES + 1))
     except BadPictureError as error:
-        raise DataError(f"{picture} cannot be used: {error}") from None
+        raise DataError(f"{picture} cannot be used: {error}", USABLE_HINT) from None
     except OSError as error:
-        raise DataError(f"{picture} cannot be read: {error.strerror or error}") from None
+        raise unreadable(picture, error) from None
 
 
 def _batches(items: Iterable[T], size: int) -> Iterator[Sequence[T]]:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from clipctl.data.bad import BadPicture, BadPictureError, bad_counts
+from clipctl.data.bad import USABLE_HINT, BadPicture, BadPictureError, bad_counts
 from clipctl.data.baseline import SIDE_PX, nearest_pixels_recall, thumbnail
 from clipctl.data.decoding import Pixels
 from clipctl.data.held_out import Matches
@@ -23,6 +23,7 @@ from clipctl.inference.embedder import Embedder, Vectors
 from clipctl.inference.labels import embed_labels
 from clipctl.inference.stream import embed_stream
 from clipctl.progress import Count
+from clipctl.training.distributed import World
 from clipctl.training.evaluate import BAND_QUERIES, accuracy_by_band, find_ranks, negative_bands
 
 RECALLS = (1, 5, 10)
@@ -49,7 +50,10 @@ class EmbeddedData:
         return len(self.image)
 
 
-def embed_data(embedder: Embedder, source: Source, progress: Count = lambda done, total: None) -> EmbeddedData:
+def embed_data(
+    embedder: Embedder, source: Source, progress: Count = lambda done, total: None, world: World | None = None
+) -> EmbeddedData:
+    """Several processes embed a part each, and all get the whole."""
     thumbnails: dict[int, NDArray[np.float32]] = {}
 
     def decode(number: int) -> Pixels:
@@ -58,23 +62,41 @@ def embed_data(embedder: Embedder, source: Source, progress: Count = lambda done
         return pixels
 
     vectors, good, bad = list[Vectors](), list[int](), list[BadPicture]()
-    for batch in embed_stream(embedder, decode, range(len(source))):
+    for batch in embed_stream(embedder, decode, range(len(source)), world=world):
         vectors.append(batch.vectors)
         good += batch.numbers.tolist()
         bad += batch.bad
         progress(len(good) + len(bad), len(source))
     if len(good) < 2:
-        raise DataError(f"too few of the {len(source):,} pictures can be used: {bad_counts(one.reason for one in bad)}")
+        reasons = bad_counts(one.reason for one in bad)
+        raise DataError(f"too few of the {len(source):,} pictures can be used: {reasons}", USABLE_HINT)
     texts = [source.captions(number) for number in good]
     others = [(owner, text) for owner, several in enumerate(texts) for text in several[1:]]
     captions = [*(several[0] for several in texts), *(text for _, text in others)]
     owners = np.array([*range(len(good)), *(owner for owner, _ in others)], dtype=np.int64)
     different = list(dict.fromkeys(captions))
     numbers = {text: number for number, text in enumerate(different)}
-    embedded = embedder.embed_texts(different)[[numbers[text] for text in captions]]
+    embedded = _embed_texts(embedder, different, world)[[numbers[text] for text in captions]]
     matches = Matches(owners.tolist(), captions, source.picture_keys[good])
+    for others_found in world.all_of(thumbnails) if world else ():
+        thumbnails |= others_found
     stacked = np.stack([thumbnails[number] for number in good])
     return EmbeddedData(np.concatenate(vectors), embedded, owners, captions, matches, stacked, bad)
+
+
+def check_same(world: World, embedders: Sequence[Embedder], source: Source) -> None:
+    """Raise on all processes if they do not have the same data and models."""
+    facts = [source.fingerprint, *(embedder.identity.fingerprint for embedder in embedders)]
+    for rank, other in enumerate(found := world.all_of(facts)):
+        if other != found[0]:
+            raise DataError(f"rank {rank} has other data or models than rank 0", "copy the same to every machine")
+
+
+def _embed_texts(embedder: Embedder, texts: Sequence[str], world: World | None) -> Vectors:
+    if world is None:
+        return embedder.embed_texts(texts)
+    first, last = (len(texts) * rank // world.size for rank in (world.rank, world.rank + 1))
+    return np.concatenate(world.all_of(embedder.embed_texts(texts[first:last])))
 
 
 # --- retrieval ------------------------------------------------------------------------------------------------

@@ -96,7 +96,7 @@ def open_gallery(places: Sequence[str], tell: Tell = silent) -> Gallery:
     parts = [_open(place, tell) for place in places]
     gallery: Gallery = parts[0] if len(parts) == 1 else Joined(parts)
     if not gallery.pictures:
-        raise DataError(f"there are no pictures in {', '.join(places)}")
+        raise DataError(f"there are no pictures in {', '.join(places)}", "pass the folder that holds them")
     return gallery
 
 

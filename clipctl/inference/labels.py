@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from clipctl import files
+from clipctl.data.bad import USABLE_HINT
 from clipctl.data.decoding import Pixels
-from clipctl.errors import ConfigError, DataError
+from clipctl.errors import ConfigError, DataError, unreadable
 from clipctl.inference.embedder import Embedder, Vectors
 from clipctl.inference.gallery import BadFile, Gallery
 from clipctl.inference.stream import embed_stream, square_of
@@ -27,9 +28,9 @@ def parse_labels(text: str | None, file: Path | None) -> list[str]:
         try:
             lines = files.read_bounded(file, FILE_LIMIT_BYTES).decode("utf-8-sig").splitlines()
         except OSError as error:
-            raise DataError(f"{file} cannot be read: {error.strerror or error}") from None
+            raise unreadable(file, error) from None
         except UnicodeDecodeError:
-            raise DataError(f"{file} is not UTF-8 text") from None
+            raise DataError(f"{file} is not UTF-8 text", "save it as UTF-8, with one label per line") from None
     else:
         assert text is not None
         lines = text.split(",")
@@ -82,7 +83,9 @@ def classify(
         bad += [BadFile(gallery.pictures[one.picture], one.reason) for one in batch.bad]
         progress(len(named) + len(bad), total)
     if not named:
-        raise DataError(f"none of the {total:,} pictures can be used: {bad[0].picture.path}: {bad[0].reason}")
+        raise DataError(
+            f"none of the {total:,} pictures can be used: {bad[0].picture.path}: {bad[0].reason}", USABLE_HINT
+        )
     return named, bad
 
 

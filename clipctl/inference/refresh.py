@@ -4,18 +4,20 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 import numpy as np
 
-from clipctl.data.decoding import Pixels
+from clipctl.data.bad import USABLE_HINT
 from clipctl.errors import DataError
 from clipctl.inference import embedding_store as stores
 from clipctl.inference.embedder import Embedder, Vectors
 from clipctl.inference.embedding_store import DtypeName, EmbeddingStore, Known, ModelFacts
 from clipctl.inference.gallery import BadFile, Gallery, PictureId
-from clipctl.inference.stream import embed_stream, square_of
+from clipctl.inference.stream import Decode, embed_stream, square_of
 from clipctl.progress import Count
+from clipctl.training.distributed import World
 
 # Reasons that lie in a file's content. Others, such as a disk that is not there, may pass.
 _LASTING = ("empty", "damaged", "truncated", "not a picture", "more than")
@@ -44,9 +46,11 @@ def refresh(
     dtype: DtypeName = "float16",
     progress: Count = lambda done, total: None,
     wait_s: float = 0.0,
+    world: World | None = None,
 ) -> Refreshed:
     """Make the index hold just the pictures of a gallery. Interrupted, it keeps what it has for the next time.
-    `wait_s`: for another process that refreshes it."""
+    `wait_s`: for another process that refreshes it. `world`: processes of which each embeds a part; this is rank 0, the
+    others call `help_refresh`."""
     with stores.locked(path, wait_s):
         model = facts_of(embedder)
         known = stores.unfinished_work(path, model, dtype)
@@ -58,14 +62,16 @@ def refresh(
             known |= {one: Known(store.vectors, row) for row, one in enumerate(before)} if is_current else {}
             known_bad = {one.picture: one for one in store.bad() if one.reason.startswith(_LASTING)}
         wanted = [n for n, one in enumerate(gallery.pictures) if one not in known and one not in known_bad]
-        work = _Work(path, model, dtype, gallery)
+        if world is not None:
+            world.from_first(wanted)
+        work = _Work(path, model, dtype, gallery, world)
         bad = [known_bad[one] for one in gallery.pictures if one in known_bad]
         bad += work.embed(embedder, wanted, progress)
         known |= work.found
         rows = [(one, known[one]) for one in gallery.pictures if one in known]
         if not rows:
             reasons = "; ".join(f"{one.picture.path}: {one.reason}" for one in bad[:3])
-            raise DataError(f"none of the {len(gallery.pictures):,} pictures can be used: {reasons}")
+            raise DataError(f"none of the {len(gallery.pictures):,} pictures can be used: {reasons}", USABLE_HINT)
         if wanted or not is_current or [one for one, _ in rows] != before:
             absolute = [os.path.abspath(place) for place in places]
             stores.write_state(path, model, dtype, absolute, rows, bad)
@@ -73,11 +79,29 @@ def refresh(
         return Refreshed(len(rows), len(work.found), len(forgotten), bad)
 
 
+def check_same(world: World, gallery: Gallery) -> None:
+    """Raise on all processes if they do not see the same pictures, which may lie elsewhere on every machine."""
+    names = sha256("\n".join(os.path.basename(one.path) for one in gallery.pictures).encode()).hexdigest()
+    for rank, other in enumerate(found := world.all_of(names)):
+        if other != found[0]:
+            raise DataError(f"rank {rank} finds other pictures than rank 0", "copy the same pictures to every machine")
+
+
+def help_refresh(world: World, embedder: Embedder, gallery: Gallery) -> None:
+    """Embed this process's part of what rank 0 wants for its index."""
+    for _ in embed_stream(embedder, _decoder(gallery, embedder), world.from_first(None), world=world):
+        pass
+
+
+def _decoder(gallery: Gallery, embedder: Embedder) -> Decode:
+    return lambda number: square_of(gallery.content(number), embedder.size_px)
+
+
 class _Work:
     """Embeds pictures and saves them in parts."""
 
-    def __init__(self, path: Path, model: ModelFacts, dtype: str, gallery: Gallery) -> None:
-        self._path, self._model, self._dtype, self._gallery = path, model, dtype, gallery
+    def __init__(self, path: Path, model: ModelFacts, dtype: str, gallery: Gallery, world: World | None) -> None:
+        self._path, self._model, self._dtype, self._gallery, self._world = path, model, dtype, gallery, world
         self._number = stores.next_part(path)
         self._pictures, self._vectors = list[PictureId](), list[Vectors]()
         self._saved_s = time.monotonic()
@@ -85,13 +109,9 @@ class _Work:
 
     def embed(self, embedder: Embedder, wanted: Sequence[int], progress: Count) -> list[BadFile]:
         bad: list[BadFile] = []
-        done = 0
-
-        def decode(number: int) -> Pixels:
-            return square_of(self._gallery.content(number), embedder.size_px)
-
+        done, decode = 0, _decoder(self._gallery, embedder)
         try:
-            for batch in embed_stream(embedder, decode, wanted):
+            for batch in embed_stream(embedder, decode, wanted, world=self._world):
                 self._keep([self._gallery.pictures[number] for number in batch.numbers], batch.vectors)
                 bad += [BadFile(self._gallery.pictures[one.picture], one.reason) for one in batch.bad]
                 done += len(batch.numbers) + len(batch.bad)

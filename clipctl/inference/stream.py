@@ -12,6 +12,7 @@ from clipctl.data.bad import BadPicture, BadPictureError
 from clipctl.data.decoding import Pixels, open_picture, to_square
 from clipctl.hardware.cpu import usable_cores
 from clipctl.inference.embedder import BATCH_SIZE, Embedder, Vectors
+from clipctl.training.distributed import World
 
 BATCHES_AHEAD = 3  # decoded, or being decoded: bounds the memory
 
@@ -32,10 +33,24 @@ def square_of(content: bytes, size_px: int) -> Pixels:
 
 
 def embed_stream(
-    embedder: Embedder, decode: Decode, numbers: Sequence[int], batch_size: int = BATCH_SIZE
+    embedder: Embedder,
+    decode: Decode,
+    numbers: Sequence[int],
+    batch_size: int = BATCH_SIZE,
+    world: World | None = None,
 ) -> Iterator[Embedded]:
-    """The pictures with these numbers, in order."""
+    """The pictures with these numbers, in order. Several processes take turns with the batches; all get all of them."""
+    batches = [numbers[start : start + batch_size] for start in range(0, len(numbers), batch_size)]
+    if world is None:
+        yield from _embed_batches(embedder, decode, batches)
+        return
+    own = _embed_batches(embedder, decode, batches[world.rank :: world.size])
+    for first in range(0, len(batches), world.size):
+        mine = next(own) if first + world.rank < len(batches) else None
+        yield from (batch for batch in world.all_of(mine) if batch is not None)
 
+
+def _embed_batches(embedder: Embedder, decode: Decode, batches: Sequence[Sequence[int]]) -> Iterator[Embedded]:
     def decoded(batch: Sequence[int]) -> tuple[list[int], list[Pixels], list[BadPicture]]:
         good, pixels, bad = list[int](), list[Pixels](), list[BadPicture]()
         for number in batch:
@@ -46,7 +61,6 @@ def embed_stream(
                 bad.append(BadPicture(number, str(error)))
         return good, pixels, bad
 
-    batches = (numbers[start : start + batch_size] for start in range(0, len(numbers), batch_size))
     threads = ThreadPoolExecutor(usable_cores(), thread_name_prefix="decode")
     waiting: deque[Future[tuple[list[int], list[Pixels], list[BadPicture]]]] = deque()
     try:

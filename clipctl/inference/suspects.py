@@ -182,7 +182,7 @@ def _by_folds(checkpoint: Checkpoint, data: Data, folds: int, tell: Tell, progre
                 Session(plan, root, run.name).train(_Teller(tell, f"training without fold {fold + 1} of {folds}"))
             except Stopped as error:
                 words = f"stopped while training without fold {fold + 1} of {folds}; finished folds are kept"
-                raise Stopped(words, "the same command goes on from there", error.exit_code) from None
+                raise Stopped(words, "The same command goes on from there", error.exit_code) from None
         judge = Embedder.of(CheckpointStore(run).named("last"))
         embedded = embed_data(judge, source, progress)
         suspects += _judged(embedded, _labels(source, embedded), judge.scale, f"fold {fold + 1}")

@@ -177,7 +177,7 @@ def from_open_clip(document: Document) -> ModelConfig:
     config = document.get("model_cfg", document)
     vision, text = config.get("vision_cfg"), config.get("text_cfg")
     if not isinstance(vision, Mapping) or not isinstance(text, Mapping):
-        raise CheckpointError("its config has no vision_cfg and text_cfg, so it is no CLIP by open_clip")
+        raise CheckpointError("its config has no vision_cfg and text_cfg, so it is not a CLIP model of open_clip")
     _check_plain(vision, _PLAIN_VISION, "vision_cfg")
     _check_plain(text, _PLAIN_TEXT, "text_cfg")
     preprocess = document.get("preprocess_cfg", {})

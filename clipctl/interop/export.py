@@ -31,7 +31,7 @@ LIBRARIES: dict[str, tuple[Library, ...]] = {
 def check_target(target: Path) -> None:
     """Raise if something is there already: an export overwrites nothing."""
     if target.exists():
-        raise ConfigError(f"{target} exists already", "choose another directory with -o, or delete it")
+        raise ConfigError(f"{target} already exists", "choose another directory with -o, or delete it")
     target.absolute().parent.mkdir(parents=True, exist_ok=True)
 
 

@@ -233,7 +233,9 @@ def _openai_tokenizer(vocabulary: Mapping[str, int], merges: list[tuple[str, str
             dict(vocabulary), merges, unk_token="<|endoftext|>", end_of_word_suffix="</w>", fuse_unk=False
         )
     except Exception as error:  # the package raises bare Exception
-        raise DataError(f"vocab.json and merges.txt do not fit together: {str(error)[:120]}") from None
+        raise DataError(
+            f"vocab.json and merges.txt do not fit together: {str(error)[:120]}", "take both from the same model"
+        ) from None
     whole = library.Tokenizer(model)
     spaces = library.normalizers.Replace(library.Regex(r"\s+"), " ")
     whole.normalizer = library.normalizers.Sequence(

@@ -38,7 +38,10 @@ def download(text: str, revision: str | None = None, tell: Tell = silent) -> Dow
         return _kept(hub, name, asked, error)
     weights = next((one for one in _WEIGHTS if one in files), None)
     if weights is None:
-        raise DataError(f"{name} on the hub has no CLIP weights that clipctl reads ({', '.join(_WEIGHTS)})")
+        raise DataError(
+            f"{name} on the hub has no CLIP weights that clipctl reads ({', '.join(_WEIGHTS)})",
+            "take a CLIP model, for example openai/clip-vit-base-patch32",
+        )
     try:
         path = Path(
             hub.snapshot_download(

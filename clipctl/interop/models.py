@@ -18,7 +18,7 @@ from clipctl.runs.checkpoint import MANIFEST, Checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import find_checkpoint
 
-_HINT = "a MODEL is a run, a checkpoint, a model's directory or file, or a name on the hub: org/name"
+_ALSO = "a MODEL can also be a checkpoint, a model's directory or file, or a name on the hub: org/name"
 
 
 class Found(NamedTuple):
@@ -58,4 +58,4 @@ def find_any(
     try:
         return find_checkpoint(root, text, default), None
     except RunError as error:
-        raise RunError(str(error), error.hint or _HINT) from None
+        raise RunError(str(error), f"{error.hint}; {_ALSO}" if error.hint else _ALSO) from None

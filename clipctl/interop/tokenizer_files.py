@@ -19,6 +19,7 @@ from clipctl.errors import DataError
 
 _NAMES = {PAD_ID: "<pad>", START_ID: "<start>", UNKNOWN_ID: "<unknown>"}
 _END = "<end>"
+SAFETENSORS_HINT = "export with --to safetensors, which keeps the tokenizer as it is"
 
 
 def write_tokenizer(tokenizer: Tokenizer, directory: Path) -> None:
@@ -63,7 +64,9 @@ def library_tokenizer(tokenizer: Tokenizer) -> Any:
     elif isinstance(tokenizer, SubwordTokenizer):
         whole = _subwords(tokenizer)
     else:
-        raise DataError(f"a tokenizer of kind {type(tokenizer).__name__} cannot be written as tokenizer.json")
+        raise DataError(
+            f"a tokenizer of kind {type(tokenizer).__name__} cannot be written as tokenizer.json", SAFETENSORS_HINT
+        )
     tokens = {id: whole.id_to_token(id) for id in (tokenizer.start_id, tokenizer.end_id)}
     whole.post_processor = package().processors.TemplateProcessing(
         single=f"{tokens[tokenizer.start_id]} $A {tokens[tokenizer.end_id]}",
@@ -105,7 +108,7 @@ def _subwords(tokenizer: SubwordTokenizer) -> Any:
     if whole.id_to_token(tokenizer.end_id) is None:  # the file had no end-of-text as its highest id
         whole.add_special_tokens([_END])
     if whole.token_to_id(whole.id_to_token(tokenizer.end_id)) != tokenizer.end_id:
-        raise DataError("this tokenizer's end-of-text cannot be written as tokenizer.json")
+        raise DataError("this tokenizer's end-of-text cannot be written as tokenizer.json", SAFETENSORS_HINT)
     return whole
 
 

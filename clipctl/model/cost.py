@@ -247,7 +247,8 @@ def training_memory(workload: Workload, precision: str = "fp32", attention: str 
     if image.stem == "conv":  # convolved, normed, activated, and the gradient of one of them
         pictures += 4 * sum(layer.values for layer in stem_layers(image))
     captions = _kept_values(text.width, text.depth, workload.text_tokens, workload.recompute)
-    values = round(_kept_share(workload.image_share) * pictures + _kept_share(workload.text_share) * captions)
+    kept = (_kept_share(workload.image_share) * pictures, _kept_share(workload.text_share) * captions)
+    values = round(max(kept) if workload.micro_batch else sum(kept))  # in micro-batches, one tower after the other
     if attention == "plain":
         values += _score_values(workload)
     activations = round(workload.kept_pairs * values * ACTIVATION_BYTES[precision])
@@ -255,7 +256,18 @@ def training_memory(workload: Workload, precision: str = "fp32", attention: str 
     images = batch_size * 3 * image.size_px**2 + workload.kept_pairs * 3 * image.size_px**2 * 4  # bytes, normalised
     batch_bytes = images + batch_size * text.context * 8
     gradients = 4 * trained + (min(4 * trained, activations) if workload.micro_batch else 0)
-    return Memory(4 * count, gradients, OPTIMIZER_BYTES[workload.optimizer] * trained, activations, batch_bytes)
+    optimizer = OPTIMIZER_BYTES[workload.optimizer] * trained
+    shards = workload.shards
+    weights = 4 * count // shards + (_gathered_bytes(workload.model) if shards > 1 else 0)
+    return Memory(weights, gradients // shards, optimizer // shards, activations, batch_bytes)
+
+
+def _gathered_bytes(model: ModelConfig) -> int:
+    """What is whole for a moment of a model that is split: one block with its gradients, and what surrounds the
+    blocks of each tower."""
+    block = max((4 + 2 * MLP_RATIO) * tower.width**2 for tower in (model.image, model.text))
+    surroundings = (model.text.vocab_size or ASSUMED_VOCAB_SIZE) * model.text.width
+    return 4 * (2 * block + surroundings)
 
 
 def _kept_share(share: float) -> float:

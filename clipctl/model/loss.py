@@ -76,3 +76,62 @@ def batch_accuracy(embeddings: Embeddings, positives: Positives = None) -> Tenso
     found = torch.stack([similarity.argmax(dim=1), similarity.argmax(dim=0)])  # (2, B)
     right = found == own if positives is None else torch.stack([positives[own, found[0]], positives[found[1], own]])
     return right.float().mean()
+
+
+# --- several processes ----------------------------------------------------------------------------------------
+
+# Each process asks for its own pairs (`rows`) only, among the embeddings of all. Summed over the processes, what these
+# return is what the functions above return for the whole batch. `positives` (b, B) has the rows of those pairs: that
+# captions or pictures are equal holds in both directions, so it serves both.
+
+
+def positive_rows(keys: Tensor, rows: slice) -> Positives:
+    """Which pairs have an equal caption or an equal picture, by their keys (B, 2); None if no two pairs have."""
+    if all(len(column.unique()) == len(keys) for column in keys.T):
+        return None
+    caption, picture = keys.T
+    return torch.logical_or(caption[rows, None] == caption, picture[rows, None] == picture)
+
+
+def softmax_share(embeddings: Embeddings, rows: slice, positives: Positives = None) -> Tensor:
+    image, text, scale, _ = embeddings
+    targets = torch.arange(len(image), device=image.device)[rows] if positives is None else _shares(positives)
+    directions = ((image[rows], text), (text[rows], image))
+    losses = [F.cross_entropy(scale * asked @ among.T, targets, reduction="sum") for asked, among in directions]
+    return (losses[0] + losses[1]) / (2 * len(image))
+
+
+def sigmoid_share(embeddings: Embeddings, rows: slice, positives: Positives = None) -> Tensor:
+    image, text, scale, bias = embeddings
+    logits = scale * image[rows] @ text.T  # (b, B)
+    if bias is not None:
+        logits = logits + bias
+    right = _own(rows, image) if positives is None else positives
+    return -F.logsigmoid((2 * right.to(logits.dtype) - 1) * logits).sum() / len(image)
+
+
+def picture_share(image: Tensor, rows: slice, positives: Tensor, scale: float = PICTURE_SCALE) -> Tensor:
+    own = _own(rows, image)
+    log_shares = (scale * image[rows] @ image.T).masked_fill(own, -1e4).log_softmax(dim=1)  # (b, B)
+    partners = positives & ~own
+    targets = partners / partners.sum(dim=1, keepdim=True).clamp(min=1)
+    return -(targets * log_shares).sum() / len(image)
+
+
+def accuracy_share(embeddings: Embeddings, rows: slice, positives: Positives = None) -> Tensor:
+    image, text = embeddings[:2]
+    right = _own(rows, image) if positives is None else positives
+    found = torch.stack([(image[rows] @ text.T).argmax(dim=1), (text[rows] @ image.T).argmax(dim=1)], dim=1)  # (b, 2)
+    return right.gather(1, found).sum() / (2 * len(image))
+
+
+def _own(rows: slice, image: Tensor) -> Tensor:
+    """(b, B): True where a pair meets itself."""
+    everyone = torch.arange(len(image), device=image.device)
+    return everyone[rows, None] == everyone
+
+
+LOSS_SHARES: dict[str, Callable[[Embeddings, slice, Positives], Tensor]] = {
+    "softmax": softmax_share,
+    "sigmoid": sigmoid_share,
+}

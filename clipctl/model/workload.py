@@ -52,6 +52,7 @@ class Workload:
     image_share: float = 1.0
     text_share: float = 1.0
     optimizer: str = "adamw"
+    shards: int = 1  # processes among which weights, gradients and moments are split
 
     def __post_init__(self) -> None:
         if self.micro_batch and self.micro_batch >= self.batch_size:  # the same step, so the same workload

@@ -24,6 +24,8 @@ HARDLY_FOUND = 0.3  # R@1 on unseen pictures
 UNSEEN_CAPTIONS = 0.05  # share of held-out captions that occur in training
 DATA_SHARE = 0.30
 SLOWDOWN = 0.15
+FAR_SLOWER = 2.0  # times the upper end of the planned time per step
+WARM_UP_STEPS = 10
 PRESSURE_SHARE = 0.05  # of the memory, still available
 PRESSURE_BYTES = 256 << 20
 SWAP_GROWTH_BYTES = 256 << 20
@@ -49,6 +51,7 @@ class RunFacts:
     loss_floor: float = 0.0  # the lowest loss that equal captions in a batch allow; 0 where they meet on purpose
     seen_captions: float | None = None  # share of the held-out captions that occur in training; None: not known
     lr: float = 0.0
+    planned_step_s: float | None = None  # the most that the plan allowed for
     micro_batch: int = 1  # pairs kept in memory at once
     silence_s: float = 0.0  # time without progress, by the watcher's own clock; 0: making progress
     state: str = "running"
@@ -82,7 +85,7 @@ def _recent(view: RunView, key: str, steps: int) -> list[tuple[float, int]]:
 
 
 def loss_at_chance(view: RunView, facts: RunFacts) -> Iterator[Alert]:
-    loss, chance = view.smoothed_loss, view.chance_loss
+    loss, chance = view.loss_now, view.chance_loss
     if facts.loss != "softmax" or not _long_enough(view, facts) or loss is None or not chance:
         return
     if loss > CHANCE_SHARE * chance:
@@ -96,7 +99,7 @@ def loss_at_chance(view: RunView, facts: RunFacts) -> Iterator[Alert]:
 
 
 def loss_at_floor(view: RunView, facts: RunFacts) -> Iterator[Alert]:
-    loss = view.smoothed_loss
+    loss = view.loss_now
     if facts.loss != "softmax" or facts.loss_floor <= 0.05 or not _long_enough(view, facts) or loss is None:
         return
     if loss < 1.15 * facts.loss_floor:
@@ -270,21 +273,52 @@ def data_bound(view: RunView, facts: RunFacts) -> Iterator[Alert]:
         )
 
 
+def slow_rank(view: RunView, facts: RunFacts) -> Iterator[Alert]:
+    slowest = view.slowest_rank
+    if slowest is not None:
+        waiting = max(one.wait_share for one in view.ranks.values())
+        yield Alert(
+            "slow_rank",
+            "warn",
+            f"rank {slowest.rank} on {slowest.host} is slow: others wait for it up to {waiting:.0%} of the time",
+            "every step takes as long as its slowest process",
+            "look what else that machine does, or train without it",
+        )
+
+
 def slowdown(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     now, start = view.images_per_s, view.images_per_s_at_start
     if now is None or start is None or len(view.recent) < 40 or now > (1 - SLOWDOWN) * start:
         return
+    why, todo = _why_slow(view)
+    yield Alert("slowdown", "warn", f"{now:.0f} images/s, down from {start:.0f} at the start", why, todo)
+
+
+def slower_than_planned(view: RunView, facts: RunFacts) -> Iterator[Alert]:
+    """Far beyond what the plan allowed for, from the first steps on."""
+    now, planned = view.step_s, facts.planned_step_s
+    if not facts.is_live or now is None or planned is None or len(view.recent) < WARM_UP_STEPS:
+        return
+    if now > FAR_SLOWER * planned:
+        why, todo = _why_slow(view)
+        yield Alert(
+            "slower_than_planned",
+            "warn",
+            f"a step takes {now:.2g} s, {now / planned:.0f} times the {planned:.2g} s at most that were planned",
+            why,
+            todo,
+        )
+
+
+def _why_slow(view: RunView) -> tuple[str, str]:
+    """The likely reason, and what to do about it."""
     load = view.system.get("cpu_per_core")
-    own = number(view.system.get("process_cpu"))
     busy = sum(map(number, load)) if isinstance(load, list) else math.nan
-    other = busy - own > 0.5  # half a core that is not ours
-    yield Alert(
-        "slowdown",
-        "warn",
-        f"{now:.0f} images/s, down from {start:.0f} at the start",
-        "another program is using the CPU" if other else "the machine throttled because it got hot, or was busy",
-        "close other programs" if other else "give it better cooling and plug in its power adapter",
-    )
+    if busy - number(view.system.get("process_cpu")) > 0.5:  # half a core that is not ours
+        return "another program is using the CPU", "close other programs"
+    if number(view.system.get("swap_used_bytes")) - number(view.first_system.get("swap_used_bytes")) > 0:
+        return "memory is being swapped to disk", "close other programs, or use a smaller --micro-batch"
+    return "the machine is hot, on battery, or shared with others", "improve its cooling and plug in its power adapter"
 
 
 def bad_pictures(view: RunView, facts: RunFacts) -> Iterator[Alert]:
@@ -407,7 +441,9 @@ CHECKS: tuple[Callable[[RunView, RunFacts], Iterator[Alert]], ...] = (
     below_start,
     what_was_learnt,
     data_bound,
+    slow_rank,
     slowdown,
+    slower_than_planned,
     bad_pictures,
     memory_pressure,
     disk_nearly_full,

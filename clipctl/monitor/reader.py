@@ -15,7 +15,7 @@ from clipctl.runs import metrics
 BLOCK_BYTES = 1 << 18  # blocks that fit in the CPU cache are fastest
 # In a long history only every n-th row is parsed in full; the loss, where a single step can matter, is read from every
 # row. So a million rows take two seconds instead of ten.
-LONG_PAST_BYTES = 32 << 20
+LONG_PAST_BYTES = 8 << 20
 RECENT_BYTES = 2 << 20
 STRIDE = 64
 SIGNATURE_BYTES = 200

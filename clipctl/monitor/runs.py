@@ -13,7 +13,7 @@ from clipctl.errors import CheckpointError, RunError
 from clipctl.monitor.liveness import SILENCE_S, Quiet, probe, run_state
 from clipctl.monitor.watch import RunWatcher, Snapshot
 from clipctl.progress import Tell, silent
-from clipctl.runs.rundir import RunDir
+from clipctl.runs.rundir import RunDir, planned_since_s
 from clipctl.runs.store import CheckpointStore
 
 # --- finding --------------------------------------------------------------------------------------------------
@@ -47,6 +47,12 @@ def likeliest_run(root: Path) -> RunDir | None:
         return status.state == "running" and probe(status) != "dead", status.heartbeat_s
 
     return max(RunDir.all(root), key=rank, default=None)
+
+
+def planning_since_s(root: Path) -> float | None:
+    """For how long a training has been planned that is not a run yet; None if there is none."""
+    began_s = planned_since_s(root)
+    return None if began_s is None else max(0.0, time.time() - began_s)
 
 
 def look_surely(watcher: RunWatcher) -> Snapshot:
@@ -96,6 +102,22 @@ def run_lines(root: Path) -> Iterator[str]:
 # --- stopping -------------------------------------------------------------------------------------------------
 
 
+def the_live_run(root: Path) -> RunDir:
+    """The only run that can be stopped from here. Raises if there is none, or a choice."""
+    live = [run for run in RunDir.all(root) if is_live(run)]
+    if len(live) == 1:
+        return live[0]
+    if not live:
+        raise RunError(f"no run in {root} is running", "clipctl runs lists all")
+    raise RunError(f"{len(live)} runs are running: {', '.join(run.name for run in live)}", "name one: clipctl stop RUN")
+
+
+def is_live(run: RunDir) -> bool:
+    """Whether a process of this computer is training it."""
+    status = run.status()
+    return status is not None and status.state == "running" and run.is_held_by(status.pid)
+
+
 def stop_run(run: RunDir, timeout_s: float) -> str:
     """Ask the run's process to finish its step, save and exit; returns a message once it has."""
     status = run.status()
@@ -119,9 +141,9 @@ def stop_run(run: RunDir, timeout_s: float) -> str:
             if now is None:
                 raise RunError(f"{run.path} has ended, but its run.json is gone")
             if now.state == "finished":
-                return f"already finished, at step {now.step}"
+                return f"{run.name} had already finished, at step {now.step:,}"
             if now.state == "stopped":
-                return f"stopped at step {now.step} of {now.total_steps}; continue: clipctl train --resume {run.handle}"
+                return f"{run.name} stopped at step {now.step:,} of {now.total_steps:,}, saved. {run.way_on}"
             raise RunError(f"{run.path} ended as {now.state}", f"clipctl monitor --once {run.handle} shows more")
         time.sleep(0.1)
     raise RunError(f"process {status.pid} did not end within {timeout_s:g} s", "it may be in a long step; try again")

@@ -1,5 +1,7 @@
 """Watches one run through its directory: its reported status, its actual state, and what is wrong with it."""
 
+import math
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +15,7 @@ from clipctl.monitor.liveness import Quiet, RunState, probe, run_state
 from clipctl.monitor.reader import MetricsTail, Rows, number
 from clipctl.monitor.view import RunView
 from clipctl.runs import metrics
+from clipctl.runs.retrieval import Retrieval
 from clipctl.runs.rundir import RunDir, RunStatus
 
 
@@ -28,6 +31,7 @@ class Snapshot:
     facts: RunFacts
     epochs: int
     alerts: list[Alert]
+    retrieval: Retrieval | None = None  # what the latest evaluation found
 
     @property
     def total_steps(self) -> int:
@@ -49,10 +53,10 @@ class Snapshot:
             "total_steps": self.total_steps,
             "epoch": view.epoch,
             "epochs": self.epochs,
-            "loss": view.latest("loss"),
-            "smoothed_loss": view.smoothed_loss,
+            "loss": view.loss_now,
+            "window_steps": metrics.WINDOW_STEPS,
             "chance_loss": view.chance_loss,
-            "accuracy": view.latest("accuracy"),
+            "accuracy": view.accuracy_now,
             "val_loss": last_evaluation.val_loss if last_evaluation else None,
             "score": last_evaluation.score if last_evaluation else None,
             "start_score": view.start.score if view.start else None,
@@ -62,14 +66,21 @@ class Snapshot:
             "temperature": view.latest("temperature"),
             "grad_norm": view.latest("grad_norm"),
             "images_per_s": view.images_per_s,
+            "step_s": view.step_s,
             "images_per_s_at_start": view.images_per_s_at_start,
             "phase_shares": view.phase_shares(),
             "elapsed_s": view.elapsed_s,
             "eta_s": self.eta_s,
             "system": {key: value for key, value in view.system.items() if key not in ("kind", "time_s", "elapsed_s")},
             "last_checkpoint_step": view.checkpoints[-1].get("step") if view.checkpoints else None,
+            "retrieval": self.retrieval.to_dict()["queries"] if self.retrieval else None,
+            "ranks": [rank._asdict() for _, rank in sorted(view.ranks.items())],
             "alerts": [vars(alert) for alert in self.alerts],
         }
+
+
+# Held while a view changes, and by whoever draws one in another thread. Nothing is read from disk under it.
+FOLDING = threading.Lock()
 
 
 class RunWatcher:
@@ -82,7 +93,8 @@ class RunWatcher:
         self._view = RunView()
         self._heartbeat: tuple[float, float] | None = None  # value, and when it was first seen
         self._progress: tuple[tuple[int, int], float] | None = None  # rows and batches, and when first seen
-        self._cached: tuple[tuple[int, ...], TrainConfig, float, float | None] | None = None
+        self._retrieval: tuple[int, Retrieval | None] | None = None
+        self._cached: tuple[tuple[int, ...], TrainConfig, dict[str, Any]] | None = None
 
     def look(self, now_s: float) -> Snapshot:
         status = self.run.status()  # read before the rows, so that a finished run's rows are complete
@@ -92,14 +104,15 @@ class RunWatcher:
             status = self.run.status()  # it may have written a final one in between
         quiet = self._quiet(status, now_s)
         state = run_state(status, process, quiet, self._view.latest("step_s"))
-        config, loss_floor, seen_captions = self._settings()
+        config, environment = self._settings()
         total_steps = status.total_steps if status else 0
         facts = RunFacts(
             total_steps=total_steps,
             warmup_steps=config.optim.warmup_of(total_steps),
             loss=config.train.loss,
-            loss_floor=0.0 if config.train.picture_term else loss_floor,
-            seen_captions=seen_captions,
+            loss_floor=0.0 if config.train.picture_term else _loss_floor(environment),
+            seen_captions=_seen_captions(environment),
+            planned_step_s=_planned_step_s(environment),
             lr=config.optim.lr,
             micro_batch=config.train.micro_batch or config.train.batch_size,
             silence_s=max(quiet.heartbeat_s, quiet.progress_s, 1.0) if state == "stalled" else 0.0,
@@ -107,8 +120,25 @@ class RunWatcher:
             handle=self.run.handle,
             lost_rows=status.lost_rows if status else 0,
         )
-        alerts = diagnose(self._view, facts)
-        return Snapshot(self.run.name, self.run.path, state, status, self._view, facts, config.train.epochs, alerts)
+        return Snapshot(
+            self.run.name,
+            self.run.path,
+            state,
+            status,
+            self._view,
+            facts,
+            config.train.epochs,
+            diagnose(self._view, facts),
+            self._found(),
+        )
+
+    def _found(self) -> Retrieval | None:
+        """Read again only if the file has changed. Later than the rows, it is of steps that a resume has undone."""
+        changed_ns = _changed_ns(self.run.retrieval_file)
+        if self._retrieval is None or self._retrieval[0] != changed_ns:
+            self._retrieval = (changed_ns, self.run.retrieval())
+        found = self._retrieval[1]
+        return found if found and found.step <= self._view.step else None
 
     def _read(self) -> None:
         starts_over, chunks = self._tail.poll()
@@ -119,15 +149,15 @@ class RunWatcher:
                 if row.get("kind") == metrics.HEADER and number(row.get("schema")) > metrics.SCHEMA:
                     message = f"{self.run.metrics_file} has schema {row['schema']}; this clipctl reads {metrics.SCHEMA}"
                     raise RunError(message, "upgrade clipctl")
-            self._view.fold(rows)
+            with FOLDING:
+                self._view.fold(rows)
             self._on_rows(rows)
 
-    def _settings(self) -> tuple[TrainConfig, float, float | None]:
+    def _settings(self) -> tuple[TrainConfig, dict[str, Any]]:
         """Read again only if the files have changed: parsing YAML every second would be most of the work."""
         key = tuple(_changed_ns(path) for path in (self.run.config_file, self.run.environment_file))
         if self._cached is None or self._cached[0] != key:
-            environment = self.run.read_environment()
-            self._cached = (key, _config(self.run), _loss_floor(environment), _seen_captions(environment))
+            self._cached = (key, _config(self.run), self.run.read_environment())
         return self._cached[1:]
 
     def _quiet(self, status: RunStatus | None, now_s: float) -> Quiet:
@@ -163,3 +193,9 @@ def _loss_floor(environment: dict[str, Any]) -> float:
 def _seen_captions(environment: dict[str, Any]) -> float | None:
     value = number(environment.get("seen_captions"))
     return value if 0 <= value <= 1 else None
+
+
+def _planned_step_s(environment: dict[str, Any]) -> float | None:
+    planned = environment.get("planned_step_s")
+    value = number(planned.get("high")) if isinstance(planned, dict) else math.nan
+    return value if value > 0 else None

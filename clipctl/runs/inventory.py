@@ -4,7 +4,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from clipctl.errors import RunError
+from clipctl.config.layers import Layer, resolve, to_layer
+from clipctl.errors import ConfigError, RunError
 from clipctl.runs.checkpoint import Checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore, Entry, find_checkpoint
@@ -110,6 +111,16 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
             for name in tensor_files(checkpoint)
         },
     }
+
+
+def changed_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """Settings that differ from those of the preset; all of them if this clipctl does not know it."""
+    try:
+        preset = to_layer(resolve([Layer("checkpoint", {"preset": config["preset"]})])).values
+    except (KeyError, ConfigError):
+        return config
+    usual = {key: list(value) if isinstance(value, tuple) else value for key, value in preset.items()}
+    return {key: value for key, value in config.items() if key not in usual or usual[key] != value}
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:

@@ -16,14 +16,16 @@ from clipctl.files import open_plain, open_to_append, parse_json
 
 SCHEMA = 1
 LINE_LIMIT_BYTES = 4 << 20
+WINDOW_STEPS = 20  # what "now" means wherever a run is shown: the mean of these last steps
 
 # Kinds of rows; every row but the header carries `kind`, `time_s` (since the epoch) and `elapsed_s` (monotonic).
-HEADER, STEP, EVAL, EPOCH, SYSTEM, CHECKPOINT, EVENT, RESUME, END = (
+HEADER, STEP, EVAL, EPOCH, SYSTEM, RANK, CHECKPOINT, EVENT, RESUME, END = (
     "header",
     "step",
     "eval",
     "epoch",
     "system",
+    "rank",
     "checkpoint",
     "event",
     "resume",

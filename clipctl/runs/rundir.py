@@ -9,7 +9,7 @@ import secrets
 import shlex
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -20,14 +20,28 @@ import psutil
 from filelock import FileLock, Timeout
 
 from clipctl.errors import RunError
-from clipctl.files import open_plain, overwrite, parse_json, read_bounded, read_json, replaced, write_json
+from clipctl.files import (
+    discard,
+    open_plain,
+    open_to_append,
+    overwrite,
+    parse_json,
+    read_bounded,
+    read_json,
+    replaced,
+    write_json,
+)
+from clipctl.runs.retrieval import MOST_THUMBNAILS, SIDE_PX, Retrieval
 
 DEFAULT_ROOT = Path("runs")
 BASE = "base"  # directory of the model that a run started from
 _NAME = re.compile(r"[\w][\w.@+=-]*", re.UNICODE)
+_MADE_NAME = re.compile(r"\d{8}-\d{6}-.*-([0-9a-f]{4})", re.DOTALL)
 _MAX_NAME_BYTES = 200
 _HEADER_LIMIT_BYTES = 10_000
 _JSON_LIMIT_BYTES = 1_000_000
+_PLANNING = ".planning-"  # followed by the process's number
+SHOWN_NAMES = 5  # of runs, in a message
 LOCK_WAIT_S = 0.2  # somebody may be looking whether it is held
 
 State = Literal["running", "finished", "stopped", "failed"]
@@ -63,17 +77,30 @@ class RunDir:
 
     @property
     def handle(self) -> str:
-        """What to type to refer to this run."""
-        return shlex.quote(self.name if self.path.parent == DEFAULT_ROOT else str(self.path))
+        """What to type to refer to this run: the four digits of a name that clipctl made, if they are enough."""
+        if self.path.parent != DEFAULT_ROOT:
+            return shlex.quote(str(self.path))
+        made = _MADE_NAME.fullmatch(self.name)
+        if made and _matches(made[1], [run.name for run in RunDir.all(DEFAULT_ROOT)]) == [self.name]:
+            return made[1]
+        return shlex.quote(self.name)
+
+    @property
+    def way_on(self) -> str:
+        """How to go on with a run that was stopped."""
+        return f"Go on: clipctl train --resume {self.handle}"
 
     @property
     def run_id(self) -> str:
         """The name the run was started under; its directory may have been renamed since."""
+        return self._recorded_id() or self.name
+
+    def _recorded_id(self) -> str | None:
         try:
             with open_plain(self.metrics_file) as file:
                 return str(parse_json(file.read(_HEADER_LIMIT_BYTES).partition(b"\n")[0])["run_id"])
         except (OSError, ValueError, KeyError, TypeError):
-            return self.name
+            return None
 
     @property
     def config_file(self) -> Path:
@@ -98,6 +125,14 @@ class RunDir:
     @property
     def metrics_file(self) -> Path:
         return self.path / "metrics.jsonl"
+
+    @property
+    def retrieval_file(self) -> Path:
+        return self.path / "retrieval.json"
+
+    @property
+    def thumbnails_file(self) -> Path:
+        return self.path / "thumbnails.bin"
 
     @property
     def log_file(self) -> Path:
@@ -127,12 +162,7 @@ class RunDir:
                 raise taken
             run.checkpoints_dir.mkdir(exist_ok=True)
         except OSError as error:
-            if root.exists() and not root.is_dir():
-                raise RunError(f"{root} is a file, not a directory for runs", "pass another --runs-dir") from None
-            raise RunError(
-                f"cannot create a run in {root}: {error.strerror or error}",
-                "pass --runs-dir DIRECTORY or set CLIPCTL_RUNS to a place you can write to",
-            ) from None
+            raise cannot_create(root, error) from None
         return run
 
     @staticmethod
@@ -152,6 +182,34 @@ class RunDir:
                     with suppress(OSError):
                         directory.rmdir()
 
+    def remove(self) -> None:
+        """Delete the run, unless a process has it. What links in it point to stays."""
+        with self._at_rest():
+            discard(self.path)
+
+    def rename(self, name: str) -> "RunDir":
+        """The run under another name, unless a process has it. Its id stays the name it was started under, which
+        its checkpoints are known by."""
+        renamed = RunDir(self.path.with_name(check_name(name)))
+        with self._at_rest():
+            if self._recorded_id() is None and any(self.checkpoints_dir.glob("step-*")):
+                hint = f"{self.metrics_file} is missing or damaged, and only it says whose the checkpoints are"
+                raise RunError(f"{self.path} cannot be renamed: it would lose its checkpoints", hint)
+            if os.path.lexists(renamed.path):
+                raise RunError(f"run already exists: {renamed.path}", "choose another name")
+            os.rename(self.path, renamed.path)
+        return renamed
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[None]:
+        """Nobody else has the run while this lasts; raises if somebody does."""
+        if self.path.is_symlink():
+            raise RunError(
+                f"{self.path} is a symbolic link", "name the directory that it points to, or remove the link"
+            )
+        with self.locked():
+            yield
+
     @staticmethod
     def is_run(path: Path) -> bool:
         return (path / "config.yaml").is_file()
@@ -161,19 +219,32 @@ class RunDir:
         """The run that `text` names: a directory, a name, or a unique beginning or end of a name."""
         if cls.is_run(Path(text)):
             return cls(Path(text))
-        names = [run.name for run in cls.all(root)]
-        matches = [text] if text in names else [name for name in names if name.startswith(text) or name.endswith(text)]
+        runs = cls.all(root)
+        names = [run.name for run in runs]
+        matches = _matches(text, names)
         if len(matches) == 1:
             return cls(root / matches[0])
         if matches:
-            raise RunError(f"{text!r} matches several runs: {', '.join(matches)}", "type more of the name")
-        near = difflib.get_close_matches(text, names, n=3, cutoff=0.4)
-        raise RunError(f"there is no run {text!r} in {root}", f"did you mean {' or '.join(near)}?" if near else None)
+            raise RunError(f"{text!r} matches several runs: {_some(matches)}", "type more of the name")
+        if not names:
+            raise RunError(f"there is no run {text!r}: no runs in {root}", "start one: clipctl train")
+        near = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
+        guess = f"did you mean {near[0]}? " if near else ""
+        newest = [run.name for run in sorted(runs, key=RunDir.changed_s, reverse=True)]
+        raise RunError(f"there is no run {text!r} in {root}", f"{guess}newest first: {_some(newest)}")
 
     @classmethod
     def all(cls, root: Path) -> "list[RunDir]":
-        """Every run in a directory, sorted by name, which starts with the time."""
-        return [cls(path.parent) for path in sorted(root.glob("*/config.yaml"))]
+        """Every run in a directory, sorted by name, which starts with the time if clipctl made it."""
+        found = sorted(root.glob("*/config.yaml"))
+        return [cls(path.parent) for path in found if path.parent.name[0] != "."]  # those are being deleted
+
+    def changed_s(self) -> float:
+        """When a file came, went or was replaced in it, since the epoch."""
+        try:
+            return self.path.stat().st_mtime
+        except OSError:
+            return 0.0
 
     @classmethod
     def newest_unfinished(cls, root: Path) -> "RunDir":
@@ -266,6 +337,35 @@ class RunDir:
             with suppress(OSError):
                 overwrite(self.status_file, text.encode())
 
+    def write_retrieval(self, retrieval: Retrieval) -> None:
+        """Replace it, at every evaluation: atomic, but not synced. Without room on the disk, it stays as it was."""
+        with suppress(OSError), replaced(self.retrieval_file, durable=False) as partial:
+            partial.write_text(json.dumps(retrieval.to_dict()) + "\n", encoding="utf-8")
+
+    def write_thumbnails(self, pictures: bytes) -> None:
+        with suppress(OSError), replaced(self.thumbnails_file, durable=False) as partial:
+            partial.write_bytes(pictures)
+
+    def retrieval(self) -> Retrieval | None:
+        """What the latest evaluation found; None if it did not say, as in older runs."""
+        try:
+            return Retrieval.from_dict(read_json(self.retrieval_file, _JSON_LIMIT_BYTES))
+        except (OSError, ValueError):
+            return None
+
+    def thumbnail(self, picture: int) -> bytes | None:
+        """Red, green and blue of SIDE_PX × SIDE_PX pixels of a held-out picture, row by row; None if it is not kept."""
+        size_bytes = SIDE_PX * SIDE_PX * 3
+        if not 0 <= picture < MOST_THUMBNAILS:
+            return None
+        try:
+            with open_plain(self.thumbnails_file) as file:
+                file.seek(picture * size_bytes)
+                found = file.read(size_bytes)
+        except OSError:
+            return None
+        return found if len(found) == size_bytes else None
+
     def read_config(self) -> str:
         """The text of its settings; empty if there is none."""
         try:
@@ -314,14 +414,60 @@ def _is_same(path: str, other: Path) -> bool:
         return False
 
 
+@contextmanager
+def planning(root: Path) -> Iterator[None]:
+    """Let watchers know, while this lasts, that a run is being planned. Nothing is left behind."""
+    path = root / f"{_PLANNING}{os.getpid()}"
+    with suppress(OSError):  # a directory that is not there yet has no watchers
+        os.close(open_to_append(path))
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+
+
+def planned_since_s(root: Path) -> float | None:
+    """When the newest planning began, since the epoch; None if no process is planning."""
+    found = []
+    for path in root.glob(f"{_PLANNING}*"):
+        with suppress(OSError, ValueError, psutil.Error):
+            began_s = path.stat().st_mtime
+            pid = int(path.name.removeprefix(_PLANNING))
+            if psutil.Process(pid).create_time() <= began_s + 2:  # otherwise another process has that number by now
+                found.append(began_s)
+    return max(found, default=None)
+
+
 def runs_root(given: Path | str | None) -> Path:
     """`--runs-dir` (which also reads CLIPCTL_RUNS), else ./runs."""
     return Path(given or os.environ.get("CLIPCTL_RUNS") or DEFAULT_ROOT)
 
 
+def _matches(text: str, names: Sequence[str]) -> list[str]:
+    """The run of that name, or else those whose name begins or ends with it."""
+    return [text] if text in names else [name for name in names if name.startswith(text) or name.endswith(text)]
+
+
+def _some(names: Sequence[str]) -> str:
+    """The first few, and how many more there are."""
+    more = f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else ""
+    return ", ".join(names[:SHOWN_NAMES]) + more
+
+
 def new_name(preset: str) -> str:
     """Sorts by time; four random digits make a handle to type."""
     return f"{datetime.now():%Y%m%d-%H%M%S}-{preset}-{secrets.token_hex(2)}"
+
+
+def cannot_create(root: Path, error: OSError) -> RunError:
+    """Why there can be no run in a directory."""
+    if root.is_file():
+        return RunError(f"{root} is a file, not a directory for runs", "pass another --runs-dir")
+    return RunError(
+        f"cannot create a run in {root}: {error.strerror or error}",
+        "pass --runs-dir DIRECTORY or set CLIPCTL_RUNS to a place you can write to",
+    )
 
 
 def check_name(name: str) -> str:

@@ -178,7 +178,7 @@ class CheckpointStore:
         that the run started from."""
         if which == BASE:
             if not (self._base / MANIFEST).exists():
-                raise CheckpointError(f"{self._base.parent} started from nothing, so it has no base")
+                raise CheckpointError(f"{self._base.parent} was trained from scratch, so it has no base")
             return read_checkpoint(self._base)
         if which in ("best", "last"):
             checkpoint = self.best() if which == "best" else self.last()

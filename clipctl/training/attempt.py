@@ -1,8 +1,9 @@
 """One attempt at a run: its parts are made, put together, and handed to the loop."""
 
+import itertools
 import time
 import typing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -10,24 +11,27 @@ import numpy as np
 from clipctl.data.bad import check_bad
 from clipctl.data.baseline import MOST_PICTURES, nearest_pixels_recall, thumbnail
 from clipctl.data.cache import CacheKind, make_room, open_cache
-from clipctl.data.held_out import read_held_out
+from clipctl.data.held_out import HeldOut, read_held_out
+from clipctl.data.images import resized
 from clipctl.data.loader import Collate, CollateWithViews, PairDataset, TrainLoader
 from clipctl.data.sampling import EpochSampler
 from clipctl.hardware.memory import peak_rss_bytes
 from clipctl.model.weights import save_model
 from clipctl.runs.checkpoint import MANIFEST, Checkpoint
+from clipctl.runs.retrieval import MOST_THUMBNAILS, SIDE_PX
 from clipctl.runs.rundir import RunDir, State
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import loop
 from clipctl.training.course import Course
 from clipctl.training.deadline import Deadline
+from clipctl.training.distributed import World
 from clipctl.training.evaluate import Evaluator
-from clipctl.training.journal import RunJournal, Watcher
+from clipctl.training.journal import Journal, RunJournal, Watcher
 from clipctl.training.loop import Training
 from clipctl.training.meter import StepMeter
 from clipctl.training.plan import TrainPlan
-from clipctl.training.saver import Saver, read_course
-from clipctl.training.state import TrainState, fresh_state, read_tensors
+from clipctl.training.saver import RunSaver, Saver, read_course
+from clipctl.training.state import TrainState, fresh_state, read_tensors, shard_state, share_state
 from clipctl.training.stopping import StopSwitch
 
 BASELINE_S = 10.0  # that decoding pictures for the baseline may take
@@ -63,14 +67,15 @@ class TrainSummary:
         return asdict(self)
 
 
-def make_state(plan: TrainPlan) -> TrainState:
+def make_state(plan: TrainPlan, *, is_placed: bool = True) -> TrainState:
     placement = plan.placement
     precision, threads = str(placement.precision.value), int(placement.threads.value)
     base = None if plan.base is None else plan.base.model.model.state_dict()
-    return fresh_state(plan.config, placement.device, precision, threads, base)
+    return fresh_state(plan.config, placement.device, precision, threads, base, is_placed=is_placed)
 
 
-def make_loader(plan: TrainPlan) -> TrainLoader:
+def make_loader(plan: TrainPlan, world: World | None = None) -> TrainLoader:
+    """Of the pairs that this process has of each batch."""
     config, data, kind = plan.config, plan.data, typing.cast(CacheKind, plan.data.cache.value)
     if kind == "disk":
         make_room(data.train, data.kept_side_px, data.cache_bytes)
@@ -84,7 +89,12 @@ def make_loader(plan: TrainPlan) -> TrainLoader:
         config.tune.views,
     )
     sampler = EpochSampler(
-        data.train, config.train.batch_size, config.train.seed, partners=config.train.picture_term > 0
+        data.train,
+        config.train.batch_size,
+        config.train.seed,
+        partners=config.train.picture_term > 0,
+        rank=world.rank if world else 0,
+        ranks=world.size if world else 1,
     )
     fixed_length = plan.placement.device.wants_fixed_shapes
     if data.augmentation.on_device:
@@ -101,6 +111,16 @@ def write_base(run: RunDir, plan: TrainPlan) -> None:
         identity = plan.base.identity
         facts = {"source": identity.path, "fingerprint": identity.fingerprint, "revision": plan.base.revision}
         save_model(plan.base.model, run.base_dir, name=identity.name, facts=facts)
+
+
+def write_thumbnails(run: RunDir, held_out: HeldOut) -> None:
+    """Keep the held-out pictures small beside the run, so that its watchers can show what is found."""
+    pictures = (pixels for batch in held_out.batches for pixels in batch.images.numpy())
+    small = (
+        resized(pixels, (0, 0, pixels.shape[1], pixels.shape[0]), SIDE_PX, SIDE_PX).tobytes()
+        for pixels in itertools.islice(pictures, MOST_THUMBNAILS)
+    )
+    run.write_thumbnails(b"".join(small))
 
 
 def make_evaluator(plan: TrainPlan) -> Evaluator:
@@ -120,48 +140,90 @@ def measure_baseline(plan: TrainPlan, loader: TrainLoader, evaluator: Evaluator)
 
 
 def attempt_run(
-    plan: TrainPlan, run: RunDir, checkpoint: Checkpoint | None, watcher: Watcher | None, stop: StopSwitch
+    plan: TrainPlan,
+    run: RunDir,
+    checkpoint: Checkpoint | None,
+    watcher: Watcher | None,
+    stop: StopSwitch,
+    world: World | None = None,
 ) -> TrainSummary:
-    """Train from the start or from a checkpoint of the same run. The caller holds the run's lock."""
+    """Train from the start or from a checkpoint of the same run. The caller holds the run's lock, or is one of several
+    processes of which another does."""
     plan.placement.device.forget_peak()  # of what was tried before
-    state, loader, evaluator = make_state(plan), make_loader(plan), make_evaluator(plan)
-    known_bad = dict.fromkeys(plan.data.missing, "missing")
-    known_bad |= {plan.data.val.label(one.picture): one.reason for one in evaluator.held_out.bad}
-    check_bad(known_bad, plan.data.pictures, plan.config.data.max_bad)
-    run.checkpoints_dir.mkdir(exist_ok=True)
-    store = CheckpointStore(run)
-    store.sweep()
-    write_base(run, plan)
-    attempt = _next_attempt(run, store)
-    course, beginnings, saved = Course(), list[tuple[int, int]](), None
-    if checkpoint is not None:
-        read_tensors(state, checkpoint)
-        course = read_course(checkpoint)
-        beginnings = [(number, step) for number, step in checkpoint.manifest.beginnings]
-        saved = (state.step, course.evaluated_epochs)
-        course = _reopened(course, state.step, plan)
-        if course.micro_batch and state.micro_batch:
-            state.micro_batch = min(state.micro_batch, course.micro_batch)
-    else:
-        course = replace(course, baseline=measure_baseline(plan, loader, evaluator))
-    journal = RunJournal(run, plan, watcher)
+    is_sharded = world is not None and plan.config.runtime.shard
+    state = make_state(plan, is_placed=not is_sharded)
+    loader, evaluator = make_loader(plan, world), make_evaluator(plan)
+    owns_run = world is None or world.is_first
+    parts = _Owned.begin(plan, run, checkpoint, watcher, state, loader, evaluator) if owns_run else _Owned()
+    course = parts.course
+    if world is not None:
+        share_state(state, world)
+        if is_sharded:
+            shard_state(state, plan.config)
+        course = Course.from_dict(world.from_first(course.to_dict()))
     training = Training(
         plan=plan,
         run=run,
         state=state,
-        course=course.with_bad(known_bad),
+        course=course,
         loader=loader,
         evaluator=evaluator,
         meter=StepMeter(plan.placement.device, course.skipped_in_a_row),
-        saver=Saver(run, plan, journal, [*beginnings, (attempt, state.step)], saved),
-        journal=journal,
+        saver=parts.saver,
+        journal=parts.journal,
         stop=stop,
         # A run that is resumed keeps the number of steps that it has.
         deadline=Deadline(plan.deadline_s) if plan.deadline_s and checkpoint is None else None,
     )
     started = time.monotonic()
-    loop.carry_out(training, attempt)
+    loop.carry_out(training, parts.attempt)
     return _summary(training, time.monotonic() - started)
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """What only the process that owns the run directory has; by default what the others have in its place."""
+
+    course: Course = field(default_factory=Course)
+    journal: Journal = field(default_factory=Journal)
+    saver: Saver = field(default_factory=Saver)
+    attempt: int = 0
+
+    @classmethod
+    def begin(
+        cls,
+        plan: TrainPlan,
+        run: RunDir,
+        checkpoint: Checkpoint | None,
+        watcher: Watcher | None,
+        state: TrainState,
+        loader: TrainLoader,
+        evaluator: Evaluator,
+    ) -> "_Owned":
+        """Prepare the run directory; if there is a checkpoint, `state` is read from it."""
+        known_bad = dict.fromkeys(plan.data.missing, "missing")
+        known_bad |= {plan.data.val.label(one.picture): one.reason for one in evaluator.held_out.bad}
+        check_bad(known_bad, plan.data.pictures, plan.config.data.max_bad)
+        run.checkpoints_dir.mkdir(exist_ok=True)
+        store = CheckpointStore(run)
+        store.sweep()
+        write_base(run, plan)
+        write_thumbnails(run, evaluator.held_out)
+        attempt = _next_attempt(run, store)
+        course, beginnings, saved = Course(), list[tuple[int, int]](), None
+        if checkpoint is not None:
+            read_tensors(state, checkpoint)
+            course = read_course(checkpoint)
+            beginnings = [(number, step) for number, step in checkpoint.manifest.beginnings]
+            saved = (state.step, course.evaluated_epochs)
+            course = _reopened(course, state.step, plan)
+            if course.micro_batch and state.micro_batch:
+                state.micro_batch = min(state.micro_batch, course.micro_batch)
+        else:
+            course = replace(course, baseline=measure_baseline(plan, loader, evaluator))
+        journal = RunJournal(run, plan, watcher)
+        saver = RunSaver(run, plan, journal, [*beginnings, (attempt, state.step)], saved)
+        return cls(course.with_bad(known_bad), journal, saver, attempt)
 
 
 def _reopened(course: Course, step: int, plan: TrainPlan) -> Course:

@@ -16,6 +16,7 @@ from clipctl.training.plan import TrainPlan
 FREE_KEYS = (
     "data.max_bad",
     *("runtime.device", "runtime.workers", "runtime.threads", "runtime.recompute", "runtime.cache"),
+    "runtime.shard",
     *("train.epochs", "train.steps", "train.micro_batch", "train.eval_every", "train.patience"),
     *("save.every", "save.keep_last", "save.keep_best"),
     *("data.source", "data.val", "data.image_root"),  # what lies there is compared instead

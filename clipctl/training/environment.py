@@ -9,6 +9,7 @@ import torch
 
 import clipctl
 from clipctl.model.workload import Setting
+from clipctl.training.distributed import launcher
 from clipctl.training.plan import TrainPlan
 
 _PACKAGES = ("torch", "numpy", "pillow", "safetensors")
@@ -45,8 +46,11 @@ def describe_environment(plan: TrainPlan) -> dict[str, Any]:
         },
         "decided_s": plan.placement.decided_s,
         "workers": {"value": plan.placement.workers.value, "reason": plan.placement.workers.reason},
+        "planned_step_s": plan.forecast.step_s.to_dict() if plan.forecast.step_s else None,
         "loss_floor": plan.data.loss_floor,
         "seen_captions": plan.data.seen_captions,
         "notes": list(plan.notes),
         "command": sys.argv,
+        "ranks": plan.placement.ranks,
+        "launcher": launcher(),
     }

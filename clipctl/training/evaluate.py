@@ -16,7 +16,8 @@ from torch import Tensor
 from clipctl.data.held_out import HeldOut, Matches
 from clipctl.model.encoder import Encoder
 from clipctl.model.loss import LOSSES, Embeddings
-from clipctl.training.state import TrainState
+from clipctl.runs.retrieval import CAPTIONS, NEAREST, Near, Query, Retrieval
+from clipctl.training.state import TrainState, in_passes
 
 BANDS = ("easy", "medium", "hard")
 BAND_QUERIES = 1000  # pictures and captions that the difficulty of negatives is measured on
@@ -70,6 +71,9 @@ class Evaluator:
         self._queries = np.arange(count) * pictures // count
         right = held_out.matches.rows(self._queries)[:, :pictures]
         self._bands = negative_bands(held_out.captions[:pictures], self._queries, right)
+        different = held_out.matches.different
+        shown = min(len(different), CAPTIONS)
+        self._shown = torch.from_numpy(different[np.arange(shown) * len(different) // shown])  # captions, spread evenly
 
     def of(self, held_out: HeldOut) -> "Evaluator":
         """The same evaluator of the same pairs in another form, such as features."""
@@ -77,12 +81,22 @@ class Evaluator:
         other.held_out = held_out
         return other
 
-    def __call__(self, state: TrainState, between_batches: Callable[[], None] = lambda: None) -> Evaluation:
-        """`between_batches` may end the evaluation by raising."""
+    def __call__(
+        self, state: TrainState, between_batches: Callable[[], object] = lambda: None
+    ) -> tuple[Evaluation, Retrieval]:
+        """How good the model is, and what it finds for a few captions. `between_batches` may end it by raising."""
         image, text, losses = self._embed(state, between_batches)
+        if state.world is None:
+            return self._judged(state.step, image, text, losses)
+        # One decides for all: on other machines the last bit, and so what is best, might be another.
+        return state.world.from_first(  # type: ignore[no-any-return]
+            self._judged(state.step, image, text, losses) if state.world.is_first else None
+        )
+
+    def _judged(self, step: int, image: Tensor, text: Tensor, losses: Sequence[float]) -> tuple[Evaluation, Retrieval]:
         i2t, t2i = find_ranks(image, text, self.held_out.matches)
         easy, medium, hard = accuracy_by_band(image, text[: len(image)], self._queries, self._bands)
-        return Evaluation(
+        evaluation = Evaluation(
             val_loss=sum(losses) / len(losses),
             i2t_r1=_recall(i2t, 1),
             i2t_r5=_recall(i2t, 5),
@@ -94,29 +108,76 @@ class Evaluator:
             accuracy_medium=medium,
             accuracy_hard=hard,
         )
+        return evaluation, self._retrieval(step, image, text, t2i)
+
+    def _retrieval(self, step: int, image: Tensor, text: Tensor, ranks: Tensor) -> Retrieval:
+        """The nearest pictures of each caption that is shown."""
+        similarity = (text[self._shown] @ image.T).nan_to_num(nan=-1.0)  # (S, N)
+        scores, pictures = similarity.topk(min(NEAREST, len(image)), dim=1)
+        queries = []
+        for caption, row, numbers in zip(self._shown.tolist(), scores.tolist(), pictures.tolist(), strict=True):
+            words = self.held_out.captions[caption]
+            nearest = (
+                Near(picture, round(score, 4), self.held_out.matches.is_right(picture, words))
+                for picture, score in zip(numbers, row, strict=True)
+            )
+            queries.append(Query(words, int(ranks[caption]) + 1, None, tuple(nearest)))
+        return Retrieval(step, len(image), tuple(queries))
 
     @torch.no_grad()
-    def _embed(self, state: TrainState, between_batches: Callable[[], None]) -> tuple[Tensor, Tensor, list[float]]:
+    def _embed(self, state: TrainState, between_batches: Callable[[], object]) -> tuple[Tensor, Tensor, list[float]]:
         """Pictures (N, E), captions (C, E), and the loss of each batch of pictures with their first captions."""
         encoder = Encoder(state.model, state.device, precision=state.precision, compiled=state.compiled)
         scale, bias = state.model.log_scale.exp(), state.model.bias
-        images, texts, losses = [], [], []
+        batches, more = self.held_out.batches, self.held_out.more_tokens
+        largest = max(len(batch.images) for batch in batches)
+        images, texts, losses = dict[int, Tensor](), dict[int, Tensor](), dict[int, Tensor]()
         state.model.eval()
         try:
-            for batch in self.held_out.batches:
+            for number, is_own in _turns(len(batches), state):
                 between_batches()
+                batch = batches[number]
                 # In parts, as in training; but the loss is of the whole batch, as in training too.
-                parts = torch.split(batch.images, state.micro_batch or len(batch.images))
-                images.append(torch.cat([encoder.images(part) for part in parts]))
-                texts.append(encoder.texts(batch.tokens))
-                positives = None if batch.positives is None else batch.positives.to(state.device.image)
-                losses.append(LOSSES[state.loss](Embeddings(images[-1], texts[-1], scale, bias), positives))
-            for tokens in self.held_out.more_tokens:
+                parts = in_passes(state, batch, state.micro_batch or largest, largest)
+                image = torch.cat([encoder.images(part.images) for part in parts])
+                text = encoder.texts(batch.tokens)
+                if is_own:
+                    positives = None if batch.positives is None else batch.positives.to(state.device.image)
+                    images[number], texts[number] = image, text
+                    losses[number] = LOSSES[state.loss](Embeddings(image, text, scale, bias), positives)
+            for number, is_own in _turns(len(more), state):
                 between_batches()
-                texts.append(encoder.texts(tokens))
+                text = encoder.texts(more[number])
+                if is_own:
+                    texts[len(batches) + number] = text
         finally:
             state.model.train()
-        return torch.cat(images).cpu(), torch.cat(texts).cpu(), torch.stack(losses).tolist()
+        rows = [len(batch.images) for batch in batches]
+        return (
+            self._joined(state, images, rows),
+            self._joined(state, texts, [*rows, *map(len, more)]),
+            self._joined(state, {number: loss[None] for number, loss in losses.items()}, [1] * len(batches)).tolist(),
+        )
+
+    def _joined(self, state: TrainState, parts: dict[int, Tensor], rows: Sequence[int]) -> Tensor:
+        """All parts in a row; those that other processes have are zeros here, and come from them by adding."""
+        if state.world is None:
+            return torch.cat(list(parts.values())).cpu()
+        width = state.world.from_first(parts[0].shape[1:] if state.world.is_first else None)  # it has the first part
+        blank = torch.zeros(sum(rows), *width)
+        for block, (number, count) in zip(torch.split(blank, list(rows)), enumerate(rows), strict=True):
+            if number in parts:
+                assert count == len(parts[number])
+                block.copy_(parts[number])
+        return state.world.sum(blank)
+
+
+def _turns(count: int, state: TrainState) -> Iterator[tuple[int, bool]]:
+    """The numbers that this process computes of `count`, and whether they are its own; processes take turns. In the
+    last turn some may do what another does, and drop it: a split model needs all of them in every pass."""
+    rank, ranks = (state.world.rank, state.world.size) if state.world else (0, 1)
+    for first in range(0, count, ranks):
+        yield min(first + rank, count - 1), first + rank < count
 
 
 def find_ranks(image: Tensor, text: Tensor, matches: Matches) -> tuple[Tensor, Tensor]:

@@ -3,13 +3,15 @@
 With several processes, those that are not the writer get a `Journal`, which writes nothing.
 """
 
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from clipctl.config import layers
 from clipctl.hardware.devices import Device
@@ -17,6 +19,7 @@ from clipctl.hardware.sensors import SystemSensors
 from clipctl.runs import metrics
 from clipctl.runs.checkpoint import Checkpoint
 from clipctl.runs.metrics import MetricsWriter, time_left_s
+from clipctl.runs.retrieval import Retrieval
 from clipctl.runs.rundir import RunDir, State
 from clipctl.training.course import Course
 from clipctl.training.environment import describe_environment
@@ -68,6 +71,16 @@ class Nobody:
         pass
 
 
+class RankFacts(NamedTuple):
+    """How one of several processes fares."""
+
+    rank: int
+    host: str
+    images_per_s: float  # that it contributes
+    wait_share: float  # of its time that it waits for the others
+    memory_bytes: int
+
+
 class Journal:
     """Writes nothing; says which moments of a run are written down."""
 
@@ -81,9 +94,12 @@ class Journal:
 
     def steps(self, reading: Reading, course: Course, *, report: bool) -> None: ...
 
+    def ranks(self, step: int, facts: Sequence[RankFacts]) -> None:
+        """How several processes fare, each."""
+
     def epoch(self, epoch: int, step: int, seconds: float, norms: Mapping[str, float], course: Course) -> None: ...
 
-    def evaluation(self, step: int, seconds: float, course: Course) -> None: ...
+    def evaluation(self, step: int, seconds: float, course: Course, retrieval: Retrieval) -> None: ...
 
     def checkpoint(self, checkpoint: Checkpoint, seconds: float) -> None: ...
 
@@ -117,7 +133,8 @@ class RunJournal(Journal):
         self._run, self._plan, self._watcher = run, plan, watcher or Nobody()
         self._attempt, self._step, self._progress = 0, 0, 0
         self._first_step, self._started_s, self._reported_s = 0, 0.0, 0.0
-        self._unreported: Reading | None = None
+        self._recent: deque[dict[str, Any]] = deque(maxlen=metrics.WINDOW_STEPS)
+        self._is_reported = True
 
     def begin(self, attempt: int, step: int, course: Course) -> None:
         run, plan = self._run, self._plan
@@ -150,9 +167,14 @@ class RunJournal(Journal):
         for row, ended_s in reading.rows:
             self._writer.write(metrics.STEP, row, elapsed_s=ended_s - self._writer.started_s)
         self._step = reading.rows[-1][0]["step"]
-        self._unreported = reading
+        self._recent.extend(row for row, _ in reading.rows)
+        self._is_reported = False
         if report:
             self._report(course)
+
+    def ranks(self, step: int, facts: Sequence[RankFacts]) -> None:
+        for one in facts:
+            self._writer.write(metrics.RANK, {"step": step, **one._asdict()})
 
     def epoch(self, epoch: int, step: int, seconds: float, norms: Mapping[str, float], course: Course) -> None:
         assert course.epoch_window is not None
@@ -167,10 +189,12 @@ class RunJournal(Journal):
         }
         self._writer.write(metrics.EPOCH, row)
 
-    def evaluation(self, step: int, seconds: float, course: Course) -> None:
+    def evaluation(self, step: int, seconds: float, course: Course, retrieval: Retrieval) -> None:
         assert course.evaluation is not None
         row = {"step": step, "epoch": course.evaluated_epochs, **course.evaluation.to_dict()}
         self._writer.write(metrics.EVAL, {**row, "eval_s": round(seconds, 4)})
+        earlier = self._run.retrieval()
+        self._run.write_retrieval(retrieval.after(earlier if earlier and earlier.step < step else None))
         if step == 0:
             score = course.evaluation.score
             self._tell(lambda: self._watcher.say(f"before training: R@1 {score:.1%} on unseen pictures"))
@@ -240,21 +264,26 @@ class RunJournal(Journal):
         """Tell the watcher every few seconds, and at the end."""
         now_s, step, schedule = time.monotonic(), self._step, self._plan.schedule
         is_time = now_s - self._reported_s >= REPORT_INTERVAL_S or step == schedule.total_steps
-        if self._unreported is None or not is_time:
+        if self._is_reported or not is_time:
             return
-        window, self._unreported, self._reported_s = self._unreported.window, None, now_s
+        self._is_reported, self._reported_s = True, now_s
         news = Progress(
             step=step,
             total_steps=schedule.total_steps,
             epoch=schedule.epoch_of(step),
             epochs=schedule.epochs,
-            loss=window.loss,
-            accuracy=window.accuracy,
-            images_per_s=window.images_per_s,
+            loss=self._mean_of_recent("loss"),
+            accuracy=self._mean_of_recent("accuracy"),
+            images_per_s=sum(row["batch_size"] for row in self._recent) / sum(row["step_s"] for row in self._recent),
             eta_s=time_left_s(now_s - self._started_s, step - self._first_step, schedule.total_steps - step),
             evaluation=course.evaluation,
         )
         self._tell(lambda: self._watcher.progress(news))
+
+    def _mean_of_recent(self, key: str) -> float:
+        """Over the same steps as the monitor's, so that both show the same figure."""
+        values = [row[key] for row in self._recent if math.isfinite(row[key])]
+        return sum(values) / len(values) if values else math.nan
 
     def _tell(self, tell: Callable[[], None]) -> None:
         """Unless the watcher has gone: a closed pipe or a full disk under its log ends no training."""

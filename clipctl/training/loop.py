@@ -1,20 +1,25 @@
 """The training loop: batches in, updates, evaluations and checkpoints out. What it uses was made before."""
 
+import itertools
 import signal
+import socket
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from clipctl.data.bad import BadPicture, check_bad
+from clipctl.data.batch import Batch
 from clipctl.data.loader import TrainLoader
-from clipctl.errors import ExitCode, Stopped
+from clipctl.errors import ExitCode, Stopped, TrainingError
+from clipctl.hardware.memory import rss_bytes
 from clipctl.runs.rundir import RunDir, State
 from clipctl.training.course import Course, StepWindow
 from clipctl.training.deadline import Deadline
+from clipctl.training.distributed import World, is_lost_rank
 from clipctl.training.evaluate import Evaluator
 from clipctl.training.features import with_features
-from clipctl.training.journal import Journal
+from clipctl.training.journal import Journal, RankFacts
 from clipctl.training.meter import StepMeter
 from clipctl.training.optim import grad_norms_by_block, lr_at
 from clipctl.training.plan import TrainPlan
@@ -55,6 +60,8 @@ def carry_out(training: Training, attempt: int) -> None:
             training.loader.close()  # a worker that dies from here on is nobody's loss
             flush(training)
             training.saver.save_unless_saved(training.state, training.course)
+            if training.state.world is not None and training.state.step > 0:  # before that, others may not have come
+                training.state.world.wait()  # torchrun ends all soon after the first has ended
         except KeyboardInterrupt:
             outcome = "stopped"
             raise
@@ -64,6 +71,8 @@ def carry_out(training: Training, attempt: int) -> None:
         outcome = "stopped"
         raise
     except RuntimeError as error:
+        if is_lost_rank(error):
+            raise lost_rank(training) from error
         # It may have come in the middle of an update, so nothing is saved: the last checkpoint is right.
         problem = training.loader.worker_error(error)
         if problem is None:
@@ -82,7 +91,7 @@ def run_epochs(training: Training) -> None:
     patience = training.plan.config.train.patience
     if training.plan.config.tune.has_features:
         use_features(training)
-    if training.plan.base is not None and training.course.start is None:
+    if training.plan.config.tune.base is not None and training.course.start is None:
         evaluate_epoch(training, 0)
         training.saver.try_to_save(training.state, training.course)
     while not training.course.is_out_of_patience(patience):
@@ -90,7 +99,7 @@ def run_epochs(training: Training) -> None:
         if epoch > training.plan.schedule.epochs:
             break
         train_epoch(training, epoch)
-        training.stop.check()
+        next_batch(training)
         if training.plan.schedule.is_evaluated(epoch):
             evaluate_epoch(training, epoch)
         else:
@@ -103,7 +112,8 @@ def use_features(training: Training) -> None:
     """From here on, locked towers are not run again."""
 
     def progress(done: int, total: int) -> None:
-        next_batch(training)
+        training.journal.tick(training.state.step)
+        training.stop.check()  # alone: processes of one machine take turns here, and cannot ask each other
         training.journal.features(done, total)
 
     found = with_features(training.plan, training.state, training.loader, training.evaluator, progress)
@@ -112,8 +122,10 @@ def use_features(training: Training) -> None:
 
 def keep_to_time(training: Training) -> None:
     """Change the number of steps if the run would end too late or too early."""
-    step, total_steps = training.state.step, training.plan.schedule.total_steps
+    step, total_steps, world = training.state.step, training.plan.schedule.total_steps, training.state.world
     steps = training.deadline.corrected_steps(step, total_steps) if training.deadline and step < total_steps else None
+    if world is not None and training.deadline:  # by one clock
+        steps = world.from_first(steps)
     if steps is not None:
         training.plan = training.plan.with_steps(steps)
         training.journal.length(training.plan, step)
@@ -131,47 +143,92 @@ def train_epoch(training: Training, epoch: int) -> None:
     started = time.perf_counter()
     training.meter.restart()
     for batch in training.loader.epoch(epoch, first_batch):
-        next_batch(training)
-        note_bad(training, batch.bad)
+        bad, pairs = next_batch(training, batch)
+        note_bad(training, bad)
         training.meter.begin()
         micro_batch = state.micro_batch
         lr = lr_at(state.step + 1, training.plan.schedule.total_steps, training.plan.config.optim)
         result = train_step(state, batch, lr=lr, mark=training.meter.mark)
         if state.micro_batch != micro_batch:
             note_micro_batch(training)
-        training.meter.end(result, step=state.step, epoch=epoch, pairs=len(batch.images), lr=lr)
+        training.meter.end(result, step=state.step, epoch=epoch, pairs=pairs, lr=lr)
         if state.step >= training.plan.schedule.last_step(epoch):
             break
-        if training.meter.is_due:
-            flush(training)
+        is_read, is_saved = what_is_due(training)
+        if is_read:
+            compare_ranks(training, flush(training))
             keep_to_time(training)
-        if training.saver.is_due(state):
+        if is_saved:
             flush(training)
             training.saver.try_to_save(state, training.course)
             training.meter.restart()
     flush(training, report=not training.plan.schedule.is_evaluated(epoch))  # otherwise once it is evaluated
-    norms = grad_norms_by_block(state.model)
+    norms = grad_norms_by_block(state.model, state.world if state.is_sharded else None)
     training.journal.epoch(epoch, state.step, time.perf_counter() - started, norms, training.course)
 
 
 def evaluate_epoch(training: Training, epoch: int) -> None:
     """Measure the held-out pairs."""
     started = time.perf_counter()
-    evaluation = training.evaluator(training.state, between_batches=lambda: next_batch(training))
+    evaluation, retrieval = training.evaluator(training.state, between_batches=lambda: next_batch(training))
     training.course = training.course.evaluated(epoch, evaluation)
-    training.journal.evaluation(training.state.step, time.perf_counter() - started, training.course)
+    training.journal.evaluation(training.state.step, time.perf_counter() - started, training.course, retrieval)
 
 
-def next_batch(training: Training) -> None:
+def next_batch(training: Training, batch: Batch | None = None) -> tuple[Sequence[BadPicture], int]:
+    """Before every batch: stop here if any process was asked to. Returns the bad pictures and the number of pairs, of
+    all processes."""
     training.journal.tick(training.state.step)
+    bad, pairs = (batch.bad, len(batch.images)) if batch else ((), 0)
+    if (world := training.state.world) is not None:
+        signals, bads, several = zip(*asked(training, world, training.stop.signal or 0, len(bad), pairs), strict=True)
+        if any(bads):
+            bad = tuple(itertools.chain(*world.all_of(bad)))
+        pairs = sum(several)
+        if not any(signals):
+            return bad, pairs  # one that has come since then waits for the next time: all must know of it
+        training.stop.join(max(signals))
     training.stop.check()
+    return bad, pairs
 
 
-def flush(training: Training, *, report: bool = True) -> None:
-    """Write down the steps since the last time; end the run if several in a row were not finite."""
+def what_is_due(training: Training) -> tuple[bool, bool]:
+    """Whether it is time to write steps down, and to save: by the clock of the process that does both."""
+    is_read, is_saved = training.meter.is_due, training.saver.is_due(training.state)
+    if (world := training.state.world) is not None:
+        is_read, is_saved = map(bool, asked(training, world, is_read, is_saved)[0])
+    return is_read, is_saved
+
+
+def asked(training: Training, world: World, *numbers: int) -> list[tuple[int, ...]]:
+    """What every process says; the time until all have is waiting, not loading."""
+    started = time.perf_counter()
+    answers = world.ask(*numbers)
+    training.meter.wait(time.perf_counter() - started)
+    return answers
+
+
+def compare_ranks(training: Training, window: StepWindow) -> None:
+    """Write down how each process fares, so that the slowest can be found."""
+    world = training.state.world
+    if world is None or not window.seconds:
+        return
+    facts = RankFacts(
+        rank=world.rank,
+        host=socket.gethostname(),
+        images_per_s=round(window.images / window.seconds / world.size, 2),
+        wait_share=round(training.meter.take_wait_s() / window.seconds, 4),
+        memory_bytes=training.plan.placement.device.allocated_bytes() or rss_bytes(),
+    )
+    training.journal.ranks(training.state.step, world.all_of(facts))
+
+
+def flush(training: Training, *, report: bool = True) -> StepWindow:
+    """Write down the steps since the last time, and return their sums; end the run if several in a row were not
+    finite."""
     reading = training.meter.read()
     if reading is None:
-        return
+        return StepWindow()
     training.course = replace(
         training.course.with_steps(reading.window), skipped_in_a_row=training.meter.guard.in_a_row
     )
@@ -179,6 +236,7 @@ def flush(training: Training, *, report: bool = True) -> None:
     training.journal.steps(reading, training.course, report=report)
     if training.meter.guard.is_tripped:
         raise training.meter.guard.error(training.saver.way_out())
+    return reading.window
 
 
 def note_bad(training: Training, pictures: Sequence[BadPicture]) -> None:
@@ -199,12 +257,19 @@ def note_micro_batch(training: Training) -> None:
     training.journal.out_of_memory(training.state.step, training.state.micro_batch)
 
 
+def lost_rank(training: Training) -> TrainingError:
+    """Another process is gone. What it has not taken with it is saved."""
+    words = "another process ended or does not answer"
+    if training.state.is_sharded:  # and with it its part of the model
+        return TrainingError(f"{words}; the run continues from its last checkpoint", training.run.way_on)
+    # Processes tell each other something before an update and after it, never during one.
+    training.saver.save_unless_saved(training.state, training.course)
+    return TrainingError(f"{words}; step {training.state.step:,} is saved", training.run.way_on)
+
+
 def stopped(training: Training) -> Stopped:
     step, total_steps = training.state.step, training.plan.schedule.total_steps
     codes = {signal.SIGINT: ExitCode.INTERRUPTED, signal.SIGTERM: ExitCode.TERMINATED}
     code = codes.get(training.stop.signal or signal.SIGINT, ExitCode.HUNG_UP)
-    return Stopped(
-        f"stopped at step {step} of {total_steps}; everything is saved in {training.run.path}",
-        f"continue: clipctl train --resume {training.run.handle}",
-        code,
-    )
+    words = f"stopped at step {step:,} of {total_steps:,}, saved" if step else "stopped before the first step"
+    return Stopped(words, training.run.way_on, code)

@@ -69,7 +69,7 @@ class StepMeter:
         self.guard = NonfiniteGuard(skipped_in_a_row)
         self._waiting: list[_Waiting] = []
         self._read = self._ended = time.perf_counter()
-        self._data_s = 0.0
+        self._data_s, self._wait_s, self._waited_s = 0.0, 0.0, 0.0
 
     @property
     def is_due(self) -> bool:
@@ -80,9 +80,18 @@ class StepMeter:
         """The next step begins now: what came before, such as a save, is not part of it."""
         self._ended = time.perf_counter()
 
+    def wait(self, seconds: float) -> None:
+        """So long this process waited for others since the last step."""
+        self._wait_s += seconds
+
+    def take_wait_s(self) -> float:
+        """How long it waited for others since the last time."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
     def begin(self) -> None:
         """A batch is there: waiting for data is over."""
-        self._data_s = time.perf_counter() - self._ended
+        self._data_s = time.perf_counter() - self._ended - self._wait_s
         self._clock.start(sample=self.is_due)
 
     def mark(self, phase: str) -> None:
@@ -91,6 +100,9 @@ class StepMeter:
     def end(self, result: StepResult, *, step: int, epoch: int, pairs: int, lr: float) -> None:
         step_s, self._ended = time.perf_counter() - self._ended, time.perf_counter()
         phases_s = {"data_s": self._data_s, **self._clock.phases_s}
+        if self._wait_s:  # there are others
+            phases_s["wait_s"] = phases_s.get("wait_s", 0.0) + self._wait_s
+            self._waited_s, self._wait_s = self._waited_s + phases_s["wait_s"], 0.0
         facts = {"step": step, "epoch": epoch, "lr": lr}
         self._waiting.append(_Waiting(facts, pairs, step_s, phases_s, result, time.monotonic()))
 

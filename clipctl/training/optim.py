@@ -7,22 +7,24 @@ import torch
 from torch import Tensor, nn
 
 from clipctl.config.sections import OptimConfig
+from clipctl.training.distributed import World
+from clipctl.training.sharding import is_split, own_part
 
 
 def make_optimizer(model: nn.Module, config: OptimConfig, layer_decay: float = 1.0) -> torch.optim.AdamW:
     """Fused AdamW for what is trained. Norms, biases and the temperature are not decayed: pulling them to zero is no
     regularisation. With a layer decay, blocks near the input get smaller rates: what they see changes least."""
-    groups: dict[tuple[float, bool], list[nn.Parameter]] = {}
+    groups: dict[tuple[float, bool, bool], list[nn.Parameter]] = {}
     depths = depths_below_top(model) if layer_decay < 1 else {}
     for is_decayed in (True, False):
         for name, parameter in model.named_parameters():
             if parameter.requires_grad and (parameter.ndim >= 2) == is_decayed:
-                key = layer_decay ** depths.get(name, 0), is_decayed
+                key = layer_decay ** depths.get(name, 0), is_decayed, is_split(parameter)
                 groups.setdefault(key, []).append(parameter)
     return torch.optim.AdamW(
         [
             {"params": members, "weight_decay": config.weight_decay if is_decayed else 0.0, LR_SHARE: share}
-            for (share, is_decayed), members in groups.items()
+            for (share, is_decayed, _), members in groups.items()
         ],
         lr=config.lr,
         betas=(config.beta1, config.beta2),
@@ -79,15 +81,19 @@ def block_of(name: str) -> str:
 
 
 @torch.no_grad()
-def grad_norms_by_block(model: nn.Module) -> dict[str, float]:
-    """Norm of the gradients that the last step left, by block. Waits for the device: once an epoch, not a step."""
+def grad_norms_by_block(model: nn.Module, world: World | None = None) -> dict[str, float]:
+    """Norm of the gradients that the last step left, by block. Waits for the device: once an epoch, not a step.
+    `world`: the processes among which gradients are split, if they are."""
     squares: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
-            block, square = block_of(name), parameter.grad.square().sum()
+            block, square = block_of(name), own_part(parameter.grad).square().sum()
+            if world is not None and not is_split(parameter.grad) and not world.is_first:
+                square = torch.zeros_like(square)  # the same everywhere: counted once
             squares[block] = squares[block] + square if block in squares else square
     if not squares:
         return {}
     device = next(iter(squares.values())).device  # the towers may be on two
-    norms = torch.stack([square.to(device) for square in squares.values()]).sqrt().tolist()
+    sums = torch.stack([square.to(device) for square in squares.values()])
+    norms = (sums if world is None else world.sum(sums)).sqrt().tolist()
     return dict(zip(squares, norms, strict=True))

@@ -11,7 +11,7 @@ from clipctl.config.presets import PRESETS
 from clipctl.config.sections import AttentionName, CacheName, OptimConfig, TrainConfig
 from clipctl.data import tokenizers
 from clipctl.data.cache import CacheKind, kept_bytes, pictures_dir, slot_bytes
-from clipctl.data.catalog import Data, leakage_notes, leakage_of, open_data
+from clipctl.data.catalog import Data, is_classes, leakage_notes, leakage_of, open_data
 from clipctl.data.images import Augmentation, kept_side
 from clipctl.data.inspection import decode_seconds
 from clipctl.data.sampling import batch_count, loss_floor, plan_epoch
@@ -23,11 +23,13 @@ from clipctl.hardware.devices import Device
 from clipctl.hardware.sensors import BUSY_CORES
 from clipctl.interop.models import Found
 from clipctl.model import cost
+from clipctl.model.communication import BETWEEN, WITHIN, communication_s
 from clipctl.model.compiling import check_compiler
 from clipctl.model.forecast import CostModel, Estimate, with_margin
 from clipctl.model.workload import Setting, Workload
 from clipctl.progress import Tell, silent
 from clipctl.training.choice import AS_ASKED, Choice, Decision, decide
+from clipctl.training.distributed import processes_here
 from clipctl.training.tuning import usual_rate
 
 # What preparing a batch takes besides the step, as measured on 2 cores: per batch, and per pixel that is augmented.
@@ -36,6 +38,7 @@ VIEW_S = 20e-6  # per picture, if it is augmented on the device
 FORWARD_SHARE = 1 / 3  # of a training step: a backward pass costs two forward passes
 START_S = 2.0  # from a plan to the first step, and from the last one to the prompt
 SAVE_S, SAVE_BYTES_PER_S = 0.05, 300e6
+TURN_S = 2e-3  # that a process waits for another's answer if they take turns on a core
 RECIPE_LR = 2e-3  # the highest rate that a recipe chooses
 # Decoded pictures may take this share of the free memory, or of the free disk.
 PICTURE_CACHE_SHARE = 0.25
@@ -111,6 +114,7 @@ class Placement:
     attention: Choice
     workers: Choice
     decided_s: float  # what deciding took
+    ranks: int = 1  # processes that train together
     verified: str | None = None  # passed or failed: whether the device computes what the CPU does; None: not compared
 
     @property
@@ -227,10 +231,11 @@ def make_plan(
     tell: Tell = silent,
     found: Data | None = None,
     base: Found | None = None,
+    ranks: int = 1,
 ) -> TrainPlan:
     """Look at data and machine and decide what was left open. For a run that was begun, `before` says under which
     setting, and `tokenizer` is the one it began with. `found` are the data, if they were opened before; `base` is the
-    model to start from."""
+    model to start from. Of each batch, one of several `ranks` has its part."""
     found = found or open_data(asked.data, tell)
     tell(f"reading the captions of {found.train.name}")
     if base is not None:
@@ -238,13 +243,16 @@ def make_plan(
     tokenizer = tokenizer or make_tokenizer(asked.data.tokenizer, found.train, asked.model.text.context)
     fit = caption_fit(tokenizer, found.train)
     leakage = leakage_of(found.train, found.val)
-    notes = [*found.notes, *leakage_notes(leakage)]
-    config = _fit_batch(_fit_vocabulary(asked, tokenizer), len(found.train), notes)
+    notes = [*found.notes, *leakage_notes(leakage, of_classes=is_classes(found.train))]
+    config = _fit_batch(_fit_vocabulary(_fit_shards(asked, ranks, notes), tokenizer), len(found.train), notes)
     notes += _caption_notes(asked, tokenizer, fit, len(found.train.caption_sizes()))
 
     schedule = _schedule(config, len(found.train))
-    decision = decide(config, cost.workload_of(config, fit.longest), schedule.total_steps, before)
+    check_ranks(config, schedule, ranks)
+    decision = decide(config, _workload(config, fit.longest, ranks), schedule.total_steps, before)
     device = decision.device
+    if device.kind == "cpu":  # the processes of one machine share its memory
+        device = replace(device, memory_bytes=device.memory_bytes // processes_here(ranks))
     if config.runtime.compile:
         check_compiler(device)
         notes.append("the first step compiles, for up to a minute; forecasts are of steps that are not compiled")
@@ -272,16 +280,46 @@ def make_plan(
     text_tokens = tokenizer.context if device.wants_fixed_shapes else fit.longest
     pictures_bytes = cache.need_bytes if cache.kind == "ram" and not device.is_accelerator else 0
     free_bytes = device.memory_bytes - pictures_bytes
-    attention = _fit_attention(cost.workload_of(config, text_tokens), decision, free_bytes)
+    attention = _fit_attention(_workload(config, text_tokens, ranks), decision, free_bytes)
     way = cast(AttentionName, attention.value)
     config = replace(config, runtime=replace(config.runtime, attention=way))
-    placement = Placement(device, decision.precision, decision.threads, attention, workers, round(decision.seconds, 3))
-    config = _fit_micro_batch(config, text_tokens, decision, free_bytes, notes)
-    forecast = _forecast(config, cost.workload_of(config, text_tokens), decision, data, workers, cache)
+    placement = Placement(
+        device, decision.precision, decision.threads, attention, workers, round(decision.seconds, 3), ranks
+    )
+    config = _fit_micro_batch(config, _workload(config, text_tokens, ranks), decision, free_bytes, notes)
+    forecast = _forecast(config, _workload(config, text_tokens, ranks), decision, data, workers, cache, ranks)
     return TrainPlan(config, data, schedule, placement, forecast, tuple(notes), base=base)
 
 
 # --- its parts ------------------------------------------------------------------------------------------------
+
+
+def check_ranks(config: TrainConfig, schedule: Schedule, ranks: int) -> None:
+    """Every process must have a pair of every batch."""
+    if ranks > 1 and schedule.batch_pairs <= ranks:  # the smallest batch has one pair less
+        raise ConfigError(
+            f"--batch-size {config.train.batch_size} is too small for {ranks} processes",
+            f"use --batch-size {4 * ranks} or more, or fewer processes",
+        )
+
+
+def _fit_shards(config: TrainConfig, ranks: int, notes: list[str]) -> TrainConfig:
+    """Whether the model is split among the processes."""
+    if not config.runtime.shard:
+        return config
+    if config.tune.is_partial or config.runtime.compile:
+        other = "--compile" if config.runtime.compile else "--lock or --lora"
+        raise ConfigError(f"--shard does not go with {other}", f"leave out either --shard or {other}")
+    if ranks == 1:
+        notes.append("--shard has no effect in one process; --nproc N starts several")
+        return replace(config, runtime=replace(config.runtime, shard=False))
+    return config
+
+
+def _workload(config: TrainConfig, text_tokens: int, ranks: int) -> Workload:
+    """Of one process."""
+    workload, shards = cost.workload_of(config, text_tokens), ranks if config.runtime.shard else 1
+    return replace(workload, batch_size=-(-workload.batch_size // ranks), shards=shards) if ranks > 1 else workload
 
 
 def _schedule(config: TrainConfig, pairs: int) -> Schedule:
@@ -296,9 +334,17 @@ def _loss_floor(config: TrainConfig, source: Source) -> float:
 
 
 def _forecast(
-    config: TrainConfig, workload: Workload, decision: Decision, data: DataPlan, workers: Choice, cache: "_Cache"
+    config: TrainConfig,
+    workload: Workload,
+    decision: Decision,
+    data: DataPlan,
+    workers: Choice,
+    cache: "_Cache",
+    ranks: int,
 ) -> Forecast:
     step_s = decision.cost_model.step_s(decision.setting, workload)
+    if step_s and ranks > 1:
+        step_s = _together(step_s, config, workload, decision, ranks)
     split, need = decision.cost_model.memory(decision.setting, workload, config.runtime.attention)
     if cache.kind == "ram" and not decision.device.is_accelerator:
         split, need = replace(split, pictures_bytes=cache.need_bytes), need.shifted(cache.need_bytes)
@@ -306,9 +352,20 @@ def _forecast(
     if step_s and workers.value == 0:  # otherwise others prepare the next batch meanwhile
         view_s = VIEW_S if data.augmentation.on_device else config.model.image.size_px**2 * PIXEL_S
         pair_s = view_s + (0.0 if cache.keeps_all else decode_s)
-        step_s = step_s.shifted(BATCH_S + config.train.batch_size * pair_s)
+        step_s = step_s.shifted(BATCH_S + workload.batch_size * pair_s)
     parameters, features_s = cost.parameters(config.model), _features_s(config, workload, decision, len(data.train))
     return Forecast(workload, parameters, split, need, step_s, decision.cost_model, decode_s, features_s)
+
+
+def _together(step_s: Estimate, config: TrainConfig, workload: Workload, decision: Decision, ranks: int) -> Estimate:
+    """A step of several processes: those of one machine share its cores, and all talk to each other."""
+    here = processes_here(ranks)
+    network = WITHIN if here == ranks else BETWEEN
+    crowding = here * int(decision.threads.value) / cpu.usable_cores()
+    if decision.device.kind == "cpu" and crowding > 1:
+        step_s = step_s.scaled(crowding)
+        network = replace(network, latency_s=TURN_S)
+    return step_s.shifted(communication_s(workload, config.train.batch_size, ranks, network))
 
 
 def _features_s(config: TrainConfig, workload: Workload, decision: Decision, pictures: int) -> float:
@@ -387,12 +444,11 @@ def _fit_attention(workload: Workload, decision: Decision, free_bytes: int) -> C
 
 
 def _fit_micro_batch(
-    config: TrainConfig, text_tokens: int, decision: Decision, free_bytes: int, notes: list[str]
+    config: TrainConfig, workload: Workload, decision: Decision, free_bytes: int, notes: list[str]
 ) -> TrainConfig:
     """The whole batch at once if it fits, else in parts: exact, at one forward pass more."""
-    batch_size, asked = config.train.batch_size, config.train.micro_batch
+    batch_size, asked = workload.batch_size, config.train.micro_batch
     if asked is None:
-        workload = cost.workload_of(config, text_tokens)
         fitting = decision.cost_model.fitting_micro_batch(
             decision.setting, workload, free_bytes, config.runtime.attention
         )
@@ -402,6 +458,8 @@ def _fit_micro_batch(
             notes.append(f"{words} {micro_batch}, with the same result, at a third more work")
     else:
         micro_batch = min(asked, batch_size)
+    if micro_batch >= batch_size:
+        micro_batch = config.train.batch_size  # whole, however many processes share it
     return replace(config, train=replace(config.train, micro_batch=micro_batch))
 
 

@@ -45,7 +45,7 @@ def data_settings(traits: Traits) -> tuple[dict[str, Any], list[str]]:
         "train.batch_size": batch_size,
         # Adam's steps have the size of the rate; the noise in their direction falls with the root of the batch.
         "optim.lr": max(LEAST_LR, PEAK_LR * math.sqrt(batch_size / MAX_BATCH)),
-        "save.every": "1m",
+        "save.every": "1min",
     }
     kind = "drawings: shifted and zoomed, not mirrored" if traits.are_drawings else "photographs: cropped and mirrored"
     words = [f"{kind} ({traits.flat_share:.0%} of neighbouring pixels are equal)"]
@@ -117,21 +117,24 @@ FROM_ADVICE = (
 
 
 def plan_by_recipe(
-    asked: Sequence[Layer], tell: Tell = silent, spent_s: float = 0.0, base: Found | None = None
+    asked: Sequence[Layer], tell: Tell = silent, spent_s: float = 0.0, base: Found | None = None, ranks: int = 1
 ) -> TrainPlan:
-    """The plan of a new run. `spent_s`: how long the user has been waiting already. `base`: the model to start from."""
-    return _Planner(asked, tell, spent_s, base).plan()
+    """The plan of a new run. `spent_s`: how long the user has been waiting already. `base`: the model to start from.
+    `ranks`: how many processes train together."""
+    return _Planner(asked, tell, spent_s, base, ranks).plan()
 
 
 class _Planner:
-    def __init__(self, asked: Sequence[Layer], tell: Tell, spent_s: float, base: Found | None) -> None:
-        self.asked, self.tell, self.base = asked, tell, base
+    def __init__(self, asked: Sequence[Layer], tell: Tell, spent_s: float, base: Found | None, ranks: int) -> None:
+        self.asked, self.tell, self.base, self.ranks = asked, tell, base, ranks
         self.started_s = time.monotonic() - spent_s
         self.config = layers.resolve(asked)
-        keys = {key for layer in asked for key in layer.values}
+        names = {key: layer.name_of(key) for layer in asked for key in layer.values}
+        keys = set(names)
         lengths = sorted(keys & {"train.epochs", "train.steps"})
         if "train.time" in keys and lengths:
-            raise ConfigError(f"train.time and {lengths[0]} both say how long the run is", "leave one of them out")
+            both = f"{names['train.time']} and {names[lengths[0]]}"
+            raise ConfigError(f"{both} both say how long the run is", "leave one of them out")
         self.has_length = bool(lengths)
         self.owns_model = any(key == "preset" or key.startswith("model.") for key in keys)
         self.time_s = parse_duration(self.config.train.time) if self.config.train.time else None
@@ -282,7 +285,7 @@ class _Planner:
         own = ("train.batch_size", "optim.lr", "save.every") if is_preset else ()
         kept = {key: value for key, value in self.values.items() if key not in own}
         config = layers.resolve([Layer("recipe", {**kept, **values}), *self.asked])
-        return make_plan(config, found=self.data, tell=self.tell, base=self.base)
+        return make_plan(config, found=self.data, tell=self.tell, base=self.base, ranks=self.ranks)
 
     def _step_flops(self, plan: TrainPlan, rung: Rung) -> float:
         """With another tower, but the same captions and batch."""

@@ -18,7 +18,7 @@ from clipctl.runs.store import CheckpointStore
 from clipctl.training.course import Course
 from clipctl.training.journal import Journal
 from clipctl.training.plan import TrainPlan
-from clipctl.training.state import TrainState, nonfinite_tensors, write_tensors
+from clipctl.training.state import Tensors, TrainState, answer_requests, gathering, nonfinite_tensors, write_tensors
 
 
 class SaveCadence:
@@ -31,11 +31,11 @@ class SaveCadence:
     def due(self, *, step: int, epoch: int | None = None) -> bool:
         """At the end of an epoch `epoch` is given, the first is 1; within one it is None."""
         match self._every.unit:
-            case "e":
+            case "epochs":
                 return epoch is not None and epoch % self._every.count == 0
-            case "s":
+            case "steps":
                 return step % self._every.count == 0
-            case "m":
+            case "min":
                 return time.monotonic() - self._tried_s >= 60 * self._every.count
 
     def tried(self) -> None:
@@ -43,6 +43,35 @@ class SaveCadence:
 
 
 class Saver:
+    """Saves nothing; says which moments of a run are saved. With several processes, those that do not own the run
+    directory have this one: they lend their part of the model to the one that does."""
+
+    def is_due(self, state: TrainState) -> bool:
+        """Whether it is time in the middle of an epoch."""
+        return False
+
+    def after_epoch(self, state: TrainState, course: Course) -> None:
+        """Save at the end of a run, when it is due, and when the model is the best so far."""
+        answer_requests(state)
+
+    def try_to_save(self, state: TrainState, course: Course) -> None:
+        """Save; if that fails, say so and go on: space may be found before the next time, the work is still here."""
+        answer_requests(state)
+
+    def follow(self, plan: TrainPlan, state: TrainState, course: Course) -> None:
+        """The run's length has changed: save at once, so that a resumed run has the same."""
+        self.try_to_save(state, course)
+
+    def save_unless_saved(self, state: TrainState, course: Course) -> None:
+        """Save what is not in a checkpoint yet."""
+        answer_requests(state)
+
+    def way_out(self) -> str:
+        """What to do after weights have become NaN."""
+        return ""
+
+
+class RunSaver(Saver):
     """Saves a run. `beginnings` are the attempts that led here: the number of each, and the step it began at."""
 
     def __init__(
@@ -63,43 +92,47 @@ class Saver:
         self._base = read_checkpoint(run.base_dir).manifest.files[MODEL].sha256 if is_partial else None
 
     def is_due(self, state: TrainState) -> bool:
-        """Whether it is time in the middle of an epoch."""
         return self._cadence.due(step=state.step)
 
     def after_epoch(self, state: TrainState, course: Course) -> None:
-        """Save at the end of a run, when it is due, and when the model is the best so far."""
         epoch = course.evaluated_epochs
         is_best = course.is_best and self._plan.config.save.keep_best > 0
-        if epoch == self._plan.schedule.epochs or course.is_out_of_patience(self._plan.config.train.patience):
-            self.save(state, course)
-        elif is_best or self._cadence.due(step=state.step, epoch=epoch):
-            self.try_to_save(state, course)
+        is_last = epoch == self._plan.schedule.epochs or course.is_out_of_patience(self._plan.config.train.patience)
+        is_due = is_best or self._cadence.due(step=state.step, epoch=epoch)
+        with gathering(state) as tensors:
+            if is_last:
+                self._save(state, course, tensors())
+            elif is_due:
+                self._try_to_save(state, course, tensors())
 
     def try_to_save(self, state: TrainState, course: Course) -> None:
-        """Save; if that fails, say so and go on: space may be found before the next time, the work is still here."""
-        try:
-            self.save(state, course)
-        except SaveError as error:
-            self._journal.save_failed(state.step, str(error))
+        with gathering(state) as tensors:
+            self._try_to_save(state, course, tensors())
 
     def follow(self, plan: TrainPlan, state: TrainState, course: Course) -> None:
-        """The run's length has changed: save at once, so that a resumed run has the same."""
         self._plan = plan
         self.try_to_save(state, course)
 
     def save_unless_saved(self, state: TrainState, course: Course) -> None:
-        if self._saved != (state.step, course.evaluated_epochs):
-            self.save(state, course)
+        with gathering(state) as tensors:
+            if self._saved != (state.step, course.evaluated_epochs):
+                self._save(state, course, tensors())
 
-    def save(self, state: TrainState, course: Course) -> None:
+    def _try_to_save(self, state: TrainState, course: Course, tensors: Tensors) -> None:
+        try:
+            self._save(state, course, tensors)
+        except SaveError as error:
+            self._journal.save_failed(state.step, str(error))
+
+    def _save(self, state: TrainState, course: Course, tensors: Tensors) -> None:
         """Save all that going on exactly needs. Within an epoch there is no score, so it is never the best."""
         started = time.perf_counter()
-        if names := nonfinite_tensors(state):
+        if names := nonfinite_tensors(tensors):
             raise TrainingError(f"{names[0]} is not finite at step {state.step}; nothing was saved", self.way_out())
         is_scored = course.is_scored and state.step == self._plan.schedule.last_step(course.evaluated_epochs)
         save = partial(
             self._store.save,
-            lambda directory: self._write(state, course, directory),
+            lambda directory: self._write(state.step, course, tensors, directory),
             step=state.step,
             epoch=course.evaluated_epochs,
             metrics=course.evaluation.to_dict() if course.evaluation and is_scored else {},
@@ -128,9 +161,9 @@ class Saver:
                         continue
                 raise
 
-    def _write(self, state: TrainState, course: Course, directory: Path) -> None:
-        write_tensors(state, directory)
-        facts = {"step": state.step, **course.to_dict(), **plan_facts(self._plan), "base": self._base}
+    def _write(self, step: int, course: Course, tensors: Tensors, directory: Path) -> None:
+        write_tensors(tensors, directory)
+        facts = {"step": step, **course.to_dict(), **plan_facts(self._plan), "base": self._base}
         (directory / STATE).write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
 
     def _save_error(self, step: int, error: OSError) -> ClipctlError:

@@ -7,6 +7,7 @@ The command line renders what happens here; a Python program that calls it gets 
 """
 
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,10 +24,11 @@ from clipctl.interop.models import Found
 from clipctl.model.weights import identify, load_model
 from clipctl.progress import Tell, silent
 from clipctl.runs.checkpoint import MANIFEST, Checkpoint, read_checkpoint
-from clipctl.runs.rundir import RunDir, runs_root
+from clipctl.runs.rundir import RunDir, cannot_create, runs_root
 from clipctl.runs.store import CheckpointStore, find_unfinished
 from clipctl.training.attempt import TrainSummary, attempt_run
 from clipctl.training.comparison import compare_environments, compare_lengths, compare_settings
+from clipctl.training.distributed import World
 from clipctl.training.environment import setting_of
 from clipctl.training.journal import Watcher
 from clipctl.training.plan import TrainPlan, make_plan
@@ -47,6 +49,7 @@ class Session:
     checkpoint: Checkpoint | None = None  # where it continues; None: from the beginning
     notes: tuple[str, ...] = ()  # what differs from an unbroken run
     is_checked: bool = False
+    world: World | None = None  # the processes that train together
 
     @property
     def step(self) -> int:
@@ -61,10 +64,18 @@ class Session:
         other results than the CPU, `auto` falls back to the CPU, unless the run has begun already."""
         if self.is_checked:
             return self
+        if self.run is None:
+            self._check_place()
         self._check_room(self.plan)
         plan = _verified(self.plan, allow_unverified=allow_unverified_device, may_change=self.run is None, tell=tell)
         self._check_room(plan)  # it may be for another device now
         return replace(self, plan=plan, is_checked=True)
+
+    def _check_place(self) -> None:
+        try:
+            disk.try_to_write(self.root)
+        except OSError as error:
+            raise cannot_create(self.root, error) from None
 
     def _check_room(self, plan: TrainPlan) -> None:
         # A run that has a checkpoint needs room for one more.
@@ -86,14 +97,19 @@ class Session:
         assert session.run is not None
         try:
             with stop_signals() as stop:
-                return attempt_run(session.plan, session.run, session.checkpoint, watcher, stop)
+                return attempt_run(session.plan, session.run, session.checkpoint, watcher, stop, session.world)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
             raise _out_of_memory(session.plan) from error
         finally:
-            session.run.release()
-            session.run.remove_if_stillborn()  # if it was refused before it began
+            session.close()
+
+    def close(self) -> None:
+        """Let go of the run directory; one that was refused before it began is removed."""
+        if self.run is not None and (self.world is None or self.world.is_first):
+            self.run.release()
+            self.run.remove_if_stillborn()
 
 
 def prepare(
@@ -103,16 +119,21 @@ def prepare(
     name: str | None = None,
     tell: Tell = silent,
     spent_s: float = 0.0,
+    ranks: int = 1,
 ) -> Session:
     """A new run of what was asked for, later layers over earlier ones, over a recipe for what was left open. `spent_s`:
-    how long the user has been waiting already, which counts if the run has a time limit."""
+    how long the user has been waiting already, which counts if the run has a time limit. `ranks`: how many processes
+    are to train together."""
     config = layers.resolve(asked)
     base = open_base(runs_root(root), config, asked, tell)
     if base is not None:
         asked = [base_layer(base), *asked]
         config = layers.resolve(asked)
     is_plain = config.recipe == "plain" and config.train.time is None
-    plan = make_plan(config, base=base, tell=tell) if is_plain else plan_by_recipe(asked, tell, spent_s, base)
+    if is_plain:
+        plan = make_plan(config, base=base, tell=tell, ranks=ranks)
+    else:
+        plan = plan_by_recipe(asked, tell, spent_s, base, ranks)
     return Session(plan, runs_root(root), name)
 
 
@@ -133,13 +154,19 @@ def train(
 
 
 def resume(
-    root: Path, text: str, asked: Sequence[Layer] = (), *, allow_change: bool = False, tell: Tell = silent
+    root: Path,
+    text: str,
+    asked: Sequence[Layer] = (),
+    *,
+    allow_change: bool = False,
+    tell: Tell = silent,
+    ranks: int = 1,
 ) -> Session:
     """Continue the run that RUN, RUN@best or RUN@STEP names, or the newest unfinished one."""
     run, which = find_unfinished(root, text)
     run.acquire()
     try:
-        return resume_run(run, asked, which=which, allow_change=allow_change, tell=tell)
+        return resume_run(run, asked, which=which, allow_change=allow_change, tell=tell, ranks=ranks)
     except BaseException:
         run.release()
         raise
@@ -152,18 +179,22 @@ def resume_run(
     which: str | None = None,
     allow_change: bool = False,
     tell: Tell = silent,
+    ranks: int = 1,
 ) -> Session:
     """Verify the checkpoint and compare settings, data and machine, before anything is touched. `which` is best, last
     or a step; None: the newest whole one."""
     if any("train.time" in layer.values for layer in asked):
-        raise ConfigError("a run that was begun keeps its number of steps", "--epochs or --steps change it, not --time")
+        raise ConfigError(
+            "--time cannot be changed on resume: the run keeps its number of steps", "use --epochs or --steps"
+        )
     root = run.path.parent
     saved = layers.load_yaml(run.config_file, follows_links=False)
     config = layers.resolve([saved, *asked])
     notes: list[str] = []
     checkpoint = _choose(CheckpointStore(run), which, notes)
     if checkpoint is None:
-        plan = make_plan(config, base=base_of(run, config), tell=tell)  # nothing is lost if it is made otherwise now
+        # Nothing is lost if it is planned anew.
+        plan = make_plan(config, base=base_of(run, config), tell=tell, ranks=ranks)
         notes += compare_settings(layers.resolve([saved]), config, asked, allow_change=allow_change)
         return Session(plan, root, run=run, notes=tuple(notes))
     facts = checkpoint.read_state()
@@ -178,14 +209,26 @@ def resume_run(
     environment = run.read_environment()
     tokenizer = saved_tokenizer if is_same else None
     base = base_of(run, config)
-    plan = make_plan(config, before=setting_of(environment), tokenizer=tokenizer, tell=tell, base=base)
+    plan = make_plan(config, before=setting_of(environment), tokenizer=tokenizer, tell=tell, base=base, ranks=ranks)
     if fingerprint != plan.data.fingerprint and not allow_change:
-        raise DataError(
-            f"{' + '.join(plan.config.data.source)} has changed since the run was stopped: pictures or captions differ",
-            "restore the old data, or pass --allow-change to continue with the new",
-        )
+        raise other_data(run, before, config)
     notes += [*compare_lengths(checkpoint, before, plan), *compare_environments(environment, plan)]
     return Session(plan, root, run=run, checkpoint=checkpoint, notes=tuple(notes))
+
+
+def other_data(run: RunDir, before: TrainConfig, now: TrainConfig) -> DataError:
+    """The data are not those that the run was trained on: others were named, or they have changed."""
+    trained_on, given = (" + ".join(config.data.source) for config in (before, now))
+    anew = f"clipctl train {shlex.join(now.data.source)} --from {run.handle} starts a new run from its model"
+    if given != trained_on:
+        return DataError(
+            f"the run was trained on {trained_on} and was given {given}: pictures or captions differ",
+            f"leave out {given} to go on, or pass --allow-change to go on with it; {anew}",
+        )
+    return DataError(
+        f"{given} has changed since the run was stopped: pictures or captions differ",
+        f"restore the old data, or pass --allow-change to continue with the new; {anew}",
+    )
 
 
 def base_of(run: RunDir, config: TrainConfig) -> Found | None:
@@ -216,7 +259,8 @@ def _verified(plan: TrainPlan, *, allow_unverified: bool, may_change: bool, tell
     if allow_unverified:
         return replace(plan, placement=replace(plan.placement, verified=verdict.state))
     tell("warning: training on the CPU instead")
-    return make_plan(replace(plan.config, runtime=replace(plan.config.runtime, device="cpu")), base=plan.base)
+    on_cpu = replace(plan.config, runtime=replace(plan.config.runtime, device="cpu"))
+    return make_plan(on_cpu, base=plan.base, ranks=plan.placement.ranks)
 
 
 def _out_of_memory(plan: TrainPlan) -> DeviceError:

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from clipctl.config.sections import TrainConfig
+from clipctl.data.batch import Batch
 from clipctl.errors import CheckpointError
 from clipctl.hardware.devices import Device
 from clipctl.hardware.memory import keep_freed_memory
@@ -21,7 +23,9 @@ from clipctl.model.compiling import compile_blocks
 from clipctl.model.weights import check_floats, check_shapes, is_finite
 from clipctl.runs.checkpoint import MODEL, OPTIMIZER, Checkpoint
 from clipctl.runs.tensors import TensorInfo, read_header
+from clipctl.training.distributed import World
 from clipctl.training.optim import make_optimizer, optimizer_state_shapes
+from clipctl.training.sharding import part_like, shard, whole
 
 LOSS_SCALE = "loss_scale"
 
@@ -67,20 +71,30 @@ class TrainState:
     compiled: bool = False
     micro_batch: int | None = None  # pairs whose activations are kept at a time; None: the whole batch
     step: int = 0  # updates made
+    world: World | None = None  # the processes that train together; None: this one alone
+    is_sharded: bool = False  # each of them keeps a part of weights, gradients and moments
 
 
 def fresh_state(
-    config: TrainConfig, device: Device, precision: str, threads: int, base: Mapping[str, Tensor] | None = None
+    config: TrainConfig,
+    device: Device,
+    precision: str,
+    threads: int,
+    base: Mapping[str, Tensor] | None = None,
+    *,
+    is_placed: bool = True,
 ) -> TrainState:
     """A new model and optimizer. Initialised on the CPU, so that a seed means the same on every device; with the
-    weights of a `base`, if there is one."""
+    weights of a `base`, if there is one. Not placed, the model stays there."""
     torch.set_num_threads(threads)
     keep_freed_memory()
     torch.manual_seed(config.train.seed)
     model = Clip(config.model, loss=config.train.loss)
     if base is not None:
         model.load_state_dict(base)
-    adapt(model, config.tune).place(device.image, device.text)
+    adapt(model, config.tune)
+    if is_placed:
+        model.place(device.image, device.text)
     model.image.recompute = model.text.recompute = config.runtime.recompute
     model.use_attention(config.runtime.attention)
     if config.runtime.compile:
@@ -99,9 +113,43 @@ def fresh_state(
     )
 
 
-def nonfinite_tensors(state: TrainState) -> list[str]:
+Tensors = dict[str, dict[str, Tensor]]  # by file of a checkpoint, then by name
+
+
+def tensors_of(state: TrainState) -> Tensors:
+    """What a checkpoint holds. If the model is split, all processes must ask, and get the whole, on the CPU."""
+    files = {MODEL: _model_tensors(state), OPTIMIZER: _optimizer_tensors(state)}
+    if not state.is_sharded:
+        return files
+    return {file: {name: whole(tensor).cpu() for name, tensor in found.items()} for file, found in files.items()}
+
+
+def answer_requests(state: TrainState) -> None:
+    """Hand this process's parts to rank 0 as often as it asks, until it says that this is all."""
+    while state.is_sharded and state.world is not None and state.world.from_first(None):
+        tensors_of(state)
+
+
+@contextmanager
+def gathering(state: TrainState) -> Iterator[Callable[[], Tensors]]:
+    """On rank 0, while the others lend their parts: yields a way to get the tensors of a checkpoint."""
+    world = state.world if state.is_sharded else None
+
+    def ask() -> Tensors:
+        if world is not None:
+            world.from_first(True)
+        return tensors_of(state)
+
+    try:
+        yield ask
+    finally:
+        if world is not None:
+            world.from_first(False)
+
+
+def nonfinite_tensors(files: Tensors) -> list[str]:
     """Names of weights and moments that hold NaN or an infinity; they must never become a checkpoint."""
-    tensors = {**_model_tensors(state), **_optimizer_tensors(state)}
+    tensors = {name: tensor for found in files.values() for name, tensor in found.items()}
     floats = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
     # Smallest and largest value, in one pass: NaN is passed on, an infinity is one of them.
     extremes = torch.stack([torch.stack(torch.aminmax(tensor.float())).cpu() for tensor in floats.values()])
@@ -109,9 +157,8 @@ def nonfinite_tensors(state: TrainState) -> list[str]:
     return [name for name, is_finite in zip(floats, finite, strict=True) if not is_finite]
 
 
-def write_tensors(state: TrainState, directory: Path) -> None:
+def write_tensors(files: Tensors, directory: Path) -> None:
     """The tensor files of a checkpoint, as safetensors. Nothing is pickled."""
-    files = {MODEL: _model_tensors(state), OPTIMIZER: _optimizer_tensors(state)}
     for name, tensors in files.items():
         on_cpu = {key: tensor.cpu().contiguous() for key, tensor in tensors.items()}
         try:
@@ -147,6 +194,39 @@ def read_tensors(state: TrainState, checkpoint: Checkpoint) -> None:
     except RuntimeError as error:  # a random state that is none
         raise CheckpointError(f"{optimizer} cannot be used: {str(error).splitlines()[0][:200]}") from None
     state.step = checkpoint.step
+
+
+def in_passes(state: TrainState, batch: Batch, micro_batch: int, most_pairs: int) -> list[Batch]:
+    """The parts of a batch that go through the model one after the other. Processes among which it is split must all
+    make the same number of passes, so that number follows from the largest batch of any: `most_pairs`."""
+    if not state.is_sharded:
+        return batch.split(micro_batch)
+    return batch.split_evenly(-(-most_pairs // micro_batch))
+
+
+def share_state(state: TrainState, world: World) -> None:
+    """Give every process the state of rank 0: what it made, or read from a checkpoint."""
+    state.world = world
+    world.copy_from_first(state.model.state_dict().values())
+    state.step, state.micro_batch = world.from_first((state.step, state.micro_batch))
+    tensors = _optimizer_tensors(state)
+    kinds = world.from_first({name: (tuple(tensor.shape), tensor.dtype) for name, tensor in tensors.items()})
+    if not world.is_first:
+        tensors = {name: torch.empty(shape, dtype=dtype) for name, (shape, dtype) in kinds.items()}
+    on_cpu = {name: tensor.cpu() for name, tensor in tensors.items()}
+    world.copy_from_first(on_cpu.values())
+    if not world.is_first:
+        _restore_optimizer(state, on_cpu)
+
+
+def shard_state(state: TrainState, config: TrainConfig) -> None:
+    """Keep only this process's part of a state that all have in full."""
+    assert state.world is not None
+    moments = _optimizer_tensors(state)
+    shard(state.model, state.device.image, state.world)
+    state.optimizer = make_optimizer(state.model, config.optim, config.tune.layer_decay)
+    state.is_sharded = True
+    _restore_optimizer(state, moments)
 
 
 def _optimizer_shapes(state: TrainState, header: dict[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
@@ -190,7 +270,9 @@ def _restore_optimizer(state: TrainState, tensors: dict[str, Tensor]) -> None:
     for name, parameter in _trained(state):
         keys = [key for key in tensors if key.rpartition(".")[0] == name]
         # A fused optimizer keeps its step counter where the parameter is.
-        state.optimizer.state[parameter] = {key.rpartition(".")[2]: tensors[key].to(parameter.device) for key in keys}
+        state.optimizer.state[parameter] = {
+            key.rpartition(".")[2]: part_like(tensors[key].to(parameter.device), parameter) for key in keys
+        }
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.device" in tensors:
         state.device.set_rng_state(tensors["rng.device"])

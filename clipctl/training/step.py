@@ -5,14 +5,25 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from clipctl.data.batch import Batch
 from clipctl.hardware.devices import is_out_of_memory
 from clipctl.model.clip import autocast, normalise
-from clipctl.model.loss import LOSSES, Embeddings, Positives, batch_accuracy, picture_loss
+from clipctl.model.loss import (
+    LOSS_SHARES,
+    LOSSES,
+    Embeddings,
+    accuracy_share,
+    batch_accuracy,
+    picture_loss,
+    picture_share,
+    positive_rows,
+)
 from clipctl.training.optim import LR_SHARE
-from clipctl.training.state import TrainState
+from clipctl.training.sharding import clip_gradients, is_split
+from clipctl.training.state import TrainState, in_passes
 
 Mark = Callable[[str], None]
 
@@ -46,42 +57,60 @@ def train_step(state: TrainState, batch: Batch, *, lr: float, mark: Mark = lambd
 
 
 def gradients(state: TrainState, batch: Batch, mark: Mark = lambda phase: None) -> BatchResult:
-    """Leave the gradients of a batch in the parameters. Out of memory, halve the micro-batch and do it again: the
-    gradients are the same, and no weight has moved yet."""
-    if batch.positives is not None:
-        batch = batch._replace(positives=batch.positives.to(state.device.image, non_blocking=True))
-    pairs = len(batch.images)
+    """Leave the gradients of a batch in the parameters.
+
+    The loss couples all pairs, but only through their embeddings: dL/dw = Σᵢ dL/deᵢ · deᵢ/dw. So embed the pairs, take
+    the gradient of the loss at the embeddings, and pass it on through the towers. Out of memory, halve the micro-batch
+    and do it again: the gradients are the same, and no weight has moved yet. Only processes
+    among which the model is split cannot: they must all make the same passes.
+    """
+    contrast, pairs = _Contrast(state, batch), _most_pairs(state, batch)
     while True:
         try:
             state.optimizer.zero_grad(set_to_none=True)
             micro_batch = min(state.micro_batch or pairs, pairs)
-            return _whole(state, batch, mark) if micro_batch == pairs else _cached(state, batch, micro_batch, mark)
+            result = (
+                _whole(state, batch, contrast, mark)
+                if micro_batch == pairs
+                else _cached(state, in_passes(state, batch, micro_batch, pairs), contrast, mark)
+            )
+            break
         except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error) or micro_batch == 1:
+            if not is_out_of_memory(error) or micro_batch == 1 or state.is_sharded:
                 raise
         # Not in the handler: while it runs, the traceback keeps the tensors of the failed attempt alive.
         state.micro_batch = micro_batch // 2
         state.device.release()
+    if state.world is not None:
+        # Those of parameters that are split have been summed in the backward pass.
+        state.world.sum_gradients(one for one in state.model.parameters() if not is_split(one))
+        mark("communication")
+    return result
 
 
-def _whole(state: TrainState, batch: Batch, mark: Mark) -> BatchResult:
+def _most_pairs(state: TrainState, batch: Batch) -> int:
+    """That any process has to pass through the model, if all must make the same passes."""
+    pairs = len(batch.images)
+    if state.is_sharded and state.world is not None and state.micro_batch is not None:
+        return max(count for (count,) in state.world.ask(pairs))
+    return pairs
+
+
+def _whole(state: TrainState, batch: Batch, contrast: "_Contrast", mark: Mark) -> BatchResult:
     """All pairs at once: their activations are kept until the backward pass."""
-    embeddings = _embed(state, batch, mark)
-    loss = LOSSES[state.loss](embeddings, batch.positives)
+    image, text = _embed(state, batch, mark)[:2]
     mark("forward")
-    _backward(state, loss, embeddings, batch.positives)
+    slopes = contrast.slopes(image, text, mark)
+    sides = [(side, slope) for side, slope in zip((image, text), slopes, strict=True) if side.requires_grad]
+    torch.autograd.backward([side for side, _ in sides], [slope for _, slope in sides])
     mark("backward")
-    return _result(loss, embeddings, batch)
+    return contrast.result()
 
 
-def _cached(state: TrainState, batch: Batch, micro_batch: int, mark: Mark) -> BatchResult:
-    """The same gradients with the activations of one micro-batch at a time (GradCache).
-
-    The loss couples all pairs, but only through their embeddings: dL/dw = Σᵢ dL/deᵢ · deᵢ/dw. So embed everything
-    without keeping activations, take the gradient of the loss at the embeddings (and at the temperature), then embed
-    each micro-batch again and pass its part of that gradient on. Random numbers are replayed: both passes agree.
-    """
-    parts = batch.split(micro_batch)
+def _cached(state: TrainState, parts: list[Batch], contrast: "_Contrast", mark: Mark) -> BatchResult:
+    """The same gradients with the activations of one micro-batch at a time (GradCache): embed everything without
+    keeping activations, then each micro-batch again, to pass its part of the slopes on. Random numbers are replayed:
+    both passes agree."""
     replays = []
     with torch.no_grad():
         cached = []
@@ -89,46 +118,120 @@ def _cached(state: TrainState, batch: Batch, micro_batch: int, mark: Mark) -> Ba
             replays.append((torch.get_rng_state(), state.device.rng_state()))
             cached.append(_embed(state, part, mark))
             mark("forward")
-    image, text = (torch.cat(side).requires_grad_() for side in zip(*(one[:2] for one in cached), strict=True))
-    embeddings = Embeddings(image, text, state.model.log_scale.exp(), state.model.bias)
-    loss = LOSSES[state.loss](embeddings, batch.positives)
-    mark("forward")
-    _backward(state, loss, embeddings, batch.positives)
-    mark("backward")
-    assert image.grad is not None and text.grad is not None
+    image, text = (torch.cat([one[side] for one in cached]) for side in (0, 1))  # type: ignore[misc]
+    slopes = contrast.slopes(image, text, mark)
     after = torch.get_rng_state(), state.device.rng_state()
-    for part, replay, *slopes in zip(
-        parts, replays, torch.split(image.grad, micro_batch), torch.split(text.grad, micro_batch), strict=True
-    ):
+    sizes = [len(part.images) for part in parts]
+    of_parts = zip(*(torch.split(slope, sizes) for slope in slopes), strict=True)
+    for part, replay, (image_slope, text_slope) in zip(parts, replays, of_parts, strict=True):
         _restore_rng(state, replay)
-        embedded = _embed(state, part, mark)[:2]
-        mark("forward")
-        torch.autograd.backward(embedded, slopes)
-        mark("backward")
+        images, tokens = _inputs(state, part, mark)
+        # One tower after the other: only one has activations at a time.
+        _pass_on(state, state.model.encode_image, images, image_slope, mark)
+        _pass_on(state, state.model.encode_text, tokens, text_slope, mark)
     _restore_rng(state, after)
-    return _result(loss, embeddings, batch)
+    return contrast.result()
+
+
+def _pass_on(state: TrainState, encode: Callable[[Tensor], Tensor], inputs: Tensor, slope: Tensor, mark: Mark) -> None:
+    """Add one tower's gradients, given the slope of the loss at its embeddings."""
+    with autocast(state.device.image, state.precision):
+        embedded = encode(inputs)
+    mark("forward")
+    embedded.backward(slope.to(embedded.device))  # type: ignore[no-untyped-call]
+    mark("backward")
 
 
 def _embed(state: TrainState, batch: Batch, mark: Mark) -> Embeddings:
+    images, tokens = _inputs(state, batch, mark)
+    with autocast(state.device.image, state.precision):
+        return state.model(images, tokens)  # type: ignore[no-any-return]
+
+
+def _inputs(state: TrainState, batch: Batch, mark: Mark) -> tuple[Tensor, Tensor]:
+    """What each tower takes, on its device."""
     batch = batch.to(state.device.image, state.device.text)
     images = batch.images if batch.has_features else normalise(batch.seen, batch.jitter, state.model.pixel_statistics)
     mark("transfer")
-    with autocast(state.device.image, state.precision):
-        return state.model(images, batch.tokens)  # type: ignore[no-any-return]
+    return images, batch.tokens
 
 
-def _backward(state: TrainState, loss: Tensor, embeddings: Embeddings, positives: Positives) -> None:
-    """The loss is reported without the picture term, so that it stays comparable with chance."""
-    if state.picture_term and positives is not None:
-        loss = loss + state.picture_term * picture_loss(embeddings.image, positives)
-    scaled = loss if state.loss_scale is None else loss * state.loss_scale.value
-    scaled.backward()  # type: ignore[no-untyped-call]
+class _Contrast:
+    """The loss of a batch and its slopes at the embeddings of this process. Found once, however often the step is begun
+    again: other processes would not answer twice."""
 
+    def __init__(self, state: TrainState, batch: Batch) -> None:
+        self._state, self._batch = state, batch
+        self._found: tuple[Tensor, ...] | None = None  # slopes at pictures, captions, then at what scales the logits
+        self._result: BatchResult
 
-def _result(loss: Tensor, embeddings: Embeddings, batch: Batch) -> BatchResult:
-    with torch.no_grad():
-        accuracy = batch_accuracy(embeddings, batch.positives)
-    return BatchResult(loss.detach(), accuracy, embeddings.scale.detach())
+    def slopes(self, image: Tensor, text: Tensor, mark: Mark) -> tuple[Tensor, Tensor]:
+        """(b, E) each."""
+        if self._found is None:
+            self._found = self._alone(image, text) if self._state.world is None else self._together(image, text, mark)
+            mark("backward")
+        return self._found[0], self._found[1]
+
+    def result(self) -> BatchResult:
+        """What the batch came to; leaves the gradients of what scales the logits, which no tower has."""
+        assert self._found is not None
+        for parameter, slope in zip(self._scaling(), self._found[2:], strict=True):
+            parameter.grad = slope
+        return self._result
+
+    def _scaling(self) -> list[Parameter]:
+        model = self._state.model
+        return [one for one in (model.log_scale, model.bias) if one is not None and one.requires_grad]
+
+    def _alone(self, image: Tensor, text: Tensor) -> tuple[Tensor, ...]:
+        state, positives = self._state, self._batch.positives
+        if positives is not None:
+            positives = positives.to(state.device.image, non_blocking=True)
+        embeddings = self._leaves(image, text)
+        loss = LOSSES[state.loss](embeddings, positives)
+        whole = loss
+        if state.picture_term and positives is not None:
+            # The loss is reported without the picture term, so that it stays comparable with chance.
+            whole = loss + state.picture_term * picture_loss(embeddings.image, positives)
+        with torch.no_grad():
+            accuracy = batch_accuracy(embeddings, positives)
+        self._result = BatchResult(loss.detach(), accuracy, embeddings.scale.detach())
+        return self._grad(whole, embeddings)
+
+    def _together(self, image: Tensor, text: Tensor, mark: Mark) -> tuple[Tensor, ...]:
+        """Every process has some pairs (rows). It asks for those only, but among the embeddings of all; the sum of
+        what all processes find is the loss of the whole batch, and the sum of their slopes its slope."""
+        state, world = self._state, self._state.world
+        assert world is not None and self._batch.keys is not None
+        rows, counts = world.place_of(len(image))
+        mark("wait")
+        everything = world.gather(torch.cat([image.detach(), text.detach()], dim=1), counts)  # (B, 2E)
+        positives = positive_rows(world.gather(self._batch.keys.to(image.device), counts), rows)
+        mark("communication")
+        embeddings = self._leaves(*everything.tensor_split(2, dim=1))
+        loss = LOSS_SHARES[state.loss](embeddings, rows, positives)
+        whole = loss
+        if state.picture_term and positives is not None:
+            whole = loss + state.picture_term * picture_share(embeddings.image, rows, positives)
+        with torch.no_grad():
+            accuracy = accuracy_share(embeddings, rows, positives)
+        slopes = self._grad(whole, embeddings)
+        mark("backward")
+        summed = world.sum(torch.cat(slopes[:2], dim=1))[rows]
+        loss_and_accuracy = world.sum(torch.stack([loss.detach(), accuracy]))
+        mark("communication")
+        self._result = BatchResult(loss_and_accuracy[0], loss_and_accuracy[1], embeddings.scale.detach())
+        return (*summed.tensor_split(2, dim=1), *slopes[2:])
+
+    def _leaves(self, image: Tensor, text: Tensor) -> Embeddings:
+        """Embeddings at which the gradient can be taken: nothing before them is known."""
+        image, text = (side.detach().requires_grad_() for side in (image, text))
+        return Embeddings(image, text, self._state.model.log_scale.exp(), self._state.model.bias)
+
+    def _grad(self, loss: Tensor, embeddings: Embeddings) -> tuple[Tensor, ...]:
+        scale = self._state.loss_scale
+        scaled = loss if scale is None else loss * scale.value
+        return torch.autograd.grad(scaled, [embeddings.image, embeddings.text, *self._scaling()])
 
 
 def _restore_rng(state: TrainState, replay: tuple[Tensor, Tensor | None]) -> None:
@@ -145,8 +248,11 @@ def update(state: TrainState, loss: Tensor, *, lr: float) -> Tensor:
     parameters = list(state.model.parameters())
     if state.loss_scale is not None:
         state.loss_scale.unscale(parameters)
-    if state.grad_clip is None:
-        grad_norm = get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if state.is_sharded and state.world is not None:
+        grad_norm = clip_gradients(found, state.grad_clip, state.world)
+    elif state.grad_clip is None:
+        grad_norm = get_total_norm(found)
     else:
         grad_norm = clip_grad_norm_(parameters, state.grad_clip)
     grad_norm = grad_norm.to(loss.device)  # with two towers on two devices it may be on either
@@ -165,7 +271,7 @@ def _move_weights(state: TrainState, finite: Tensor) -> None:
 
     CUDA's kernel is told through a flag on the device; elsewhere the host looks, which costs nothing on the CPU.
     """
-    if state.device.image.type == "cuda":
+    if state.device.image.type == "cuda" and not state.is_sharded:
         state.optimizer.found_inf = (~finite).float()  # type: ignore[attr-defined]
         state.optimizer.step()
     elif finite:

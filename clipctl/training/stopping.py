@@ -33,6 +33,11 @@ class StopSwitch:
         elif number == signal.SIGINT and self._leaves_s is not None and time.monotonic() - self._leaves_s > LEAVING_S:
             os._exit(128 + number)
 
+    def join(self, number: int) -> None:
+        """Stop because another process was asked to, unless this one was."""
+        if self.signal is None:
+            self.signal = signal.Signals(number)
+
     def check(self) -> None:
         if self.signal is not None:
             raise StopRequested

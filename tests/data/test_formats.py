@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import sys
 from types import SimpleNamespace
 
@@ -307,6 +308,70 @@ def test_pictures_are_looked_for_beside_and_below_and_where_told(tmp_path):
     assert index.facts.missing == 0 and index.facts.roots == [str(tmp_path / "far/away")]
 
 
+def table_of(place, names):
+    path = place / "list.csv"
+    path.write_text("\n".join(["image,caption", *(f"{name},thing {number}" for number, name in enumerate(names))]))
+    return path
+
+
+def test_windows_paths_are_read_on_every_system(tmp_path):
+    files.write_pictures(tmp_path, ["0.jpg", "pics/1.jpg", "pics/more/2.jpg"])
+    index = index_of(table_of(tmp_path, ["0.jpg", "pics\\1.jpg", "pics\\more\\2.jpg"]))
+    assert_pictures_are_theirs(index, range(3))
+    assert index.facts.notes == ["Windows paths: backslashes read as slashes"]
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there a backslash is no part of a name")
+def test_a_backslash_in_a_name_that_exists_is_kept(tmp_path):
+    files.write_pictures(tmp_path, ["a\\0.jpg", "a\\1.jpg"])
+    index = index_of(table_of(tmp_path, ["a\\0.jpg", "a\\1.jpg"]))
+    assert_pictures_are_theirs(index, range(2))
+    assert index.facts.notes == []
+
+
+@pytest.mark.parametrize(
+    ("old", "home"),
+    [
+        ("/home/someone/data/pics/{}.jpg", "/home/someone/data/"),
+        ("C:\\Users\\x\\pics\\{}.jpg", "C:/Users/x/"),
+        ("\\\\server\\share\\pics\\{}.jpg", "//server/share/"),
+        ("/somewhere/else/{}.jpg", "/somewhere/else/"),
+    ],
+)
+@pytest.mark.parametrize("root", [None, "elsewhere"])
+def test_absolute_paths_of_another_computer(tmp_path, old, home, root):
+    place = tmp_path / (root or "here")
+    files.write_pictures(place, [f"pics/{number}.jpg" for number in range(3)])
+    (tmp_path / "here").mkdir(exist_ok=True)
+    if root and "pics" not in old:
+        place = place / "pics"
+    table = table_of(tmp_path / "here", [old.format(number) for number in range(3)])
+    index = index_of(table, image_root=str(place) if root else None)
+    assert_pictures_are_theirs(index, range(3))
+    assert index.facts.notes[-1] == f"the paths are from another computer: found here without {home}"
+
+
+def test_the_longest_tail_that_exists_is_taken(tmp_path):
+    files.write_pictures(tmp_path, ["a/b/0.jpg", "a/c/0.jpg", "b/0.jpg"])
+    index = index_of(table_of(tmp_path, ["/x/a/b/0.jpg", "/x/a/c/0.jpg"]))
+    assert list(pairs_of(index)) == ["a/b/0.jpg", "a/c/0.jpg"]
+
+
+def test_a_shortened_path_never_leaves_its_root(tmp_path):
+    files.write_pictures(tmp_path, ["secret.jpg", "data/0.jpg", "data/1.jpg", "data/2.jpg"])
+    good = [f"/old/home/{number}.jpg" for number in range(3)]
+    bad = ["/old/home/../secret.jpg", f"/old/home/{tmp_path}/secret.jpg", "/old/home/a/../../secret.jpg"]
+    index = index_of(table_of(tmp_path / "data", [*good, *bad]), image_root=str(tmp_path / "data"))
+    assert (index.sizes > 0).tolist() == [True] * 3 + [False] * 3
+
+
+def test_absolute_paths_that_match_nothing_are_named(tmp_path):
+    files.write_pictures(tmp_path, ["0.jpg"])
+    with pytest.raises(DataError, match=r"such as /home/someone/p7\.jpg; looked in") as caught:
+        index_of(table_of(tmp_path, ["/home/someone/p7.jpg", "/home/someone/p8.jpg"]))
+    assert "--image-root DIR" in caught.value.hint
+
+
 def test_missing_pictures_are_counted_not_fatal(tmp_path):
     index = index_of(table(tmp_path, "image,caption\n0.jpg,a\nnone.jpg,b\n1.jpg,c\n"))
     assert index.facts.missing == 1 and list(index.sizes < 0) == [False, True, False]
@@ -323,7 +388,7 @@ BAD = {
     "no picture column": ("data.csv", "who,what\nme,is here to stay\n", "no picture column.*found who, what"),
     "one column": ("data.csv", "0.jpg\n1.jpg\n", "single column"),
     "an empty table": ("data.csv", "", "is empty"),
-    "empty captions": ("data.csv", "image,caption\n0.jpg,\n1.jpg,  \n", "has no captions: 2 rows with no caption"),
+    "empty captions": ("data.csv", "image,caption\n0.jpg,\n1.jpg,  \n", "has no captions: 2 rows have no caption"),
     "pictures elsewhere": ("data.csv", "image,caption\nx/9.jpg,a\nx/8.jpg,b\n", "none of 2 pictures.*looked in"),
     "web addresses": ("data.csv", "url,caption\nhttp://a/b.jpg,a dog\nhttp://a/c.jpg,a cat\n", "web addresses"),
     "an unclosed quote": ("data.csv", 'image,caption\n0.jpg,"' + "x" * 17_000_000, "line 2 has more than 8,000,000"),
@@ -362,7 +427,53 @@ def test_a_compressed_shard_is_refused(tmp_path):
     path.write_bytes(gzip.compress(path.read_bytes()))
     with pytest.raises(DataError, match="is compressed") as error:
         index_of(path)
-    assert "gunzip" in error.value.hint
+    assert f"tar -xf {path}" in error.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("my photos.zip", "unzip -q '{0}/my photos.zip' -d '{0}/my photos'"),
+        ("photos.tar.gz", "mkdir {0}/photos && tar -xf {0}/photos.tar.gz -C {0}/photos"),
+        ("photos.7z", "7z x {0}/photos.7z -o{0}/photos"),
+        ("photos.rar", "unrar x {0}/photos.rar {0}/photos/"),
+        ("captions.csv.gz", "gunzip -k {0}/captions.csv.gz"),
+    ],
+)
+def test_archives_are_to_be_unpacked_first(tmp_path, name, command):
+    (tmp_path / name).write_bytes(b"PK\x03\x04\0\0")
+    with pytest.raises(DataError, match=r"unpack it and pass") as error:
+        index_of(tmp_path / name)
+    assert error.value.hint == command.format(tmp_path)
+    with pytest.raises(DataError, match="contains no pictures") as error:
+        index_of(tmp_path)
+    assert error.value.hint == command.format(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("address", "command"),
+    [
+        ("https://example.org/a/pics.zip?x=1", "curl -L -o pics.zip 'https://example.org/a/pics.zip?x=1'"),
+        ("hf://datasets/nlphuji/flickr30k", "hf download nlphuji/flickr30k --repo-type dataset --local-dir flickr30k"),
+        (
+            "https://huggingface.co/datasets/a/b/tree/main",
+            "hf download a/b --repo-type dataset --local-dir b",
+        ),
+        ("s3://bucket/photos/", "aws s3 cp --recursive s3://bucket/photos/ photos"),
+        ("gs://bucket/photos", "gcloud storage cp -r gs://bucket/photos ."),
+    ],
+)
+def test_addresses_are_to_be_downloaded_first(address, command):
+    with pytest.raises(DataError, match="download it first") as error:
+        index_of(address)
+    assert error.value.hint == command
+
+
+def test_the_name_of_a_hub_dataset_says_how_to_download_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DataError, match="no such file or directory") as error:
+        index_of(tmp_path / "nlphuji" / "flickr30k")  # settings hold absolute paths
+    assert "hf download nlphuji/flickr30k --repo-type dataset" in error.value.hint
 
 
 def test_missing_and_empty_places(tmp_path):
@@ -495,7 +606,7 @@ def test_odd_shards(tmp_path):
         ("a.jpg", ["appended later"]),
     ]
     assert_pictures_are_theirs(index, [1, 2, 3])
-    assert index.facts.skipped == {"no picture named": 1}
+    assert index.facts.skipped == {"no picture": 1}
 
 
 def test_a_stray_text_among_sidecars_and_shards_beside_a_table(tmp_path):

@@ -1,6 +1,8 @@
 """clipctl data inspect, as it is typed."""
 
 import json
+import re
+import shlex
 
 import pytest
 from PIL import Image
@@ -21,8 +23,9 @@ def inspect(*arguments):
 
 def document(*arguments):
     done = inspect(*arguments, "--json")
-    assert done.exit_code == 0, done.output
-    return json.loads(done.stdout)
+    found = json.loads(done.stdout)
+    assert done.exit_code == (0 if found["ready"] else 3), done.output
+    return found
 
 
 @pytest.fixture
@@ -64,7 +67,7 @@ def test_deep_looks_at_every_picture(folder):
 
 
 def test_for_people(folder):
-    done = inspect(folder, "--deep")
+    done = inspect(folder, "--deep", "--max-bad", "10%")
     assert done.exit_code == 0
     for text in ("separated by commas", "to train on", "2 per picture", "7.jpg (truncated)", "1 missing", "loss floor"):
         assert text in done.stdout
@@ -77,9 +80,80 @@ def test_more_than_a_few_bad_ones_are_shown_not_refused(folder):
     assert found["bad_by_reason"]["missing"] == 16
 
 
+def test_three_samples_shortened(folder, monkeypatch):
+    monkeypatch.chdir(folder.parent)
+    monkeypatch.setenv("COLUMNS", "120")
+    (folder / "list.csv").write_text(
+        "\n".join(["image,caption", *(f"{n}.jpg,word{' and word' * 20}" for n in range(9))])
+    )
+    samples = document(folder)["samples"]
+    assert len(samples) == 3 and samples[0]["caption"] == f"word{' and word' * 20}"
+    shown = re.findall(r"photos/\d.jpg: (.*?) *$", inspect("photos").stdout, re.MULTILINE)
+    assert len(shown) == 3 and all(one.endswith("…") and len(one) <= 60 for one in shown)
+
+
+def test_the_last_line_is_the_command_to_train_with(folder):
+    (folder / "more.yaml").write_text("train: {epochs: 3}")
+    flags = [
+        "--max-bad",
+        "10%",
+        "--caption-column",
+        "caption",
+        "--config",
+        folder / "more.yaml",
+        "--set",
+        "data.flip=false",
+    ]
+    done = inspect(folder, *flags)
+    command = f"clipctl train {folder} --config {folder}/more.yaml --caption-column caption --max-bad 10%"
+    command += " --set data.flip=false"
+    assert done.exit_code == 0 and done.stdout.splitlines()[-1] == f"ready: {command}"
+    arguments = shlex.split(command)[1:]
+    assert CliRunner().invoke(app, [*arguments, "--dry-run"]).exit_code == 0
+
+
+def all_broken_on_one_side(folder):
+    rows = [f"{number}.jpg,{'val' if number in (7, 8) else 'train'},thing {number}" for number in range(29)]
+    (folder / "list.csv").write_text("\n".join(["image,split,caption", *rows]))
+    return [folder]
+
+
+NOT_READY = {
+    "too many bad": (lambda folder: [folder], "2 of 30 pictures cannot be used, more than 5%: 1 missing, 1 truncated"),
+    "missing": (lambda folder: [(folder / "7.jpg").unlink() or folder], "--image-root DIR if they are elsewhere"),
+    "too few held out": (lambda folder: [folder, "--val-fraction", "0.01", "--max-bad", "1"], "0 held-out pairs"),
+    "held out and broken": (all_broken_on_one_side, "too few of the 2 held-out pictures can be used: 1 truncated"),
+    "too few in all": (lambda folder: ["synthetic:3"], "ask for more pairs"),
+}
+
+
+@pytest.mark.parametrize("case", NOT_READY)
+def test_the_verdict_is_that_of_train(folder, tmp_path, case):
+    make, words = NOT_READY[case]
+    arguments = [*map(str, make(folder)), "--tokenizer", "words"]
+    done = inspect(*arguments)
+    assert done.exit_code == 3 and done.stdout.splitlines()[-1].startswith("not ready: ") and words in done.stdout
+    found = document(*arguments)
+    assert not found["ready"] and len(found["problems"]) == 1 and words in found["problems"][0]
+    settings = ["--preset", "tiny", "--steps", "40", "--runs-dir", str(tmp_path / "runs")]
+    refused = CliRunner().invoke(app, ["train", *arguments, *settings])
+    assert refused.exit_code == 2 and words in refused.stderr
+
+
+def test_equal_captions_are_normal_in_class_folders(tmp_path):
+    files.write_pictures(
+        tmp_path / "photos", [f"{name}/{number}.jpg" for name in ("cat", "dog") for number in range(9)]
+    )
+    done = inspect(tmp_path / "photos")
+    assert done.exit_code == 0 and "classes     2" in done.stdout
+    assert "0 pictures occur more than once" in done.stdout and "loss floor" not in done.stdout
+    planned = CliRunner().invoke(app, ["train", str(tmp_path / "photos"), "--dry-run"])
+    assert planned.exit_code == 0 and "held-out captions also belong" not in planned.output
+
+
 @pytest.mark.parametrize("name", ["sheet.png", "sheet.jpg"])
 def test_a_contact_sheet(folder, tmp_path, name):
-    assert inspect(folder, "--sheet", tmp_path / name).exit_code == 0
+    assert inspect(folder, "--max-bad", "10%", "--sheet", tmp_path / name).exit_code == 0
     width, height = Image.open(tmp_path / name).size
     assert width == 1058 and height > 900
 
@@ -100,7 +174,7 @@ def test_hostile_names_are_printed_escaped(tmp_path, monkeypatch):
     ]
     (root / "list.csv").write_text("\n".join(rows))
     done = inspect(root, "--caption-column", "\x1b[31mcaption")
-    assert done.exit_code == 0, done.output
+    assert done.exit_code == 3, done.output
     assert "\x1b" not in done.stdout and "\\x1b[31mcaption" in done.stdout and "\\x1b[2J.jpg" in done.stdout
 
 

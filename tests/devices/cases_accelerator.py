@@ -163,7 +163,7 @@ def test_a_broken_run_ends_like_an_unbroken_one_bit_for_bit(tmp_path, device, pr
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loop, "train_step", stop_after_three())
-        saving = replace(plan, config=replace(plan.config, save=replace(plan.config.save, every=Interval(1, "e"))))
+        saving = replace(plan, config=replace(plan.config, save=replace(plan.config.save, every=Interval(1, "epochs"))))
         with pytest.raises(Stop):
             carry_out(saving, run)
     resumption = resume_run(run)
@@ -217,9 +217,9 @@ def test_a_run_in_micro_batches_is_checked_in_them(cpu_limit_s, pairs, monkeypat
     """If the whole batch would take too long on the CPU, two of them stand for all."""
     taken = []
 
-    def note(state, batch, micro_batch, mark):
-        taken.append((len(batch.images), micro_batch, state.device.label))
-        return cached(state, batch, micro_batch, mark)
+    def note(state, parts, contrast, mark):
+        taken.append((sum(len(part.images) for part in parts), len(parts[0].images), state.device.label))
+        return cached(state, parts, contrast, mark)
 
     cached = step._cached
     monkeypatch.setattr(step, "_cached", note)

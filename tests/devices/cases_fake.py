@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from clipctl.training.state import nonfinite_tensors
+from clipctl.training.state import nonfinite_tensors, tensors_of
 from tests.devices import fake
 from tests.devices.faults import FAULTS
 from tests.devices.steps import batch, tensors, train
@@ -45,7 +45,7 @@ def test_training_is_the_cpus_to_the_last_bit(loss, precision):
     assert {parameter.device.type for parameter in on_fake.model.parameters()} == {"fake"}
     assert found == expected
     assert_same(on_cpu, on_fake)
-    assert nonfinite_tensors(on_fake) == []
+    assert nonfinite_tensors(tensors_of(on_fake)) == []
 
 
 def test_towers_on_two_devices_train_as_on_one():

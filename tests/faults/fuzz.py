@@ -148,6 +148,7 @@ def _run_seed(home: Path) -> Path:
     """A run as a training leaves it, made without one."""
     from clipctl.config.layers import Layer, resolve, to_yaml
     from clipctl.runs.metrics import MetricsWriter
+    from clipctl.runs.retrieval import Near, Query, Retrieval
     from clipctl.runs.rundir import RunDir
     from tests.conftest import MICRO
 
@@ -155,6 +156,9 @@ def _run_seed(home: Path) -> Path:
     run.write_config(to_yaml(resolve([Layer("fuzz", MICRO)])))
     run.write_environment({"loss_floor": 0.1, "seen_captions": 0.5, "device": {"name": "cpu"}, "threads": {"value": 1}})
     run.write_status("finished", attempt=1, step=24, total_steps=24)
+    near = (Near(0, 0.4, True), Near(1, 0.3, False))
+    run.write_retrieval(Retrieval(16, 24, (Query("a red boat", 1, 3, near), Query("two cats", 5, None, near))))
+    run.write_thumbnails(bytes(2 * 16 * 16 * 3))
     writer = MetricsWriter(run.metrics_file, "run")
     for step in range(1, 25):
         row = {"step": step, "epoch": 1 + step // 8, "loss": 3.0 / step, "lr": 1e-3, "step_s": 0.1, "accuracy": 0.5}
@@ -177,7 +181,8 @@ def _run_seed(home: Path) -> Path:
 
 def _watched(name: str) -> Callable[[Path], Reader]:
     def make(home: Path) -> Reader:
-        from clipctl.cli.views.dashboard import Options, dashboard
+        from clipctl.cli.views.dashboard import dashboard
+        from clipctl.cli.views.scene import PAGES, Options, Scene
         from clipctl.monitor.runs import run_rows
         from clipctl.monitor.watch import RunWatcher
         from clipctl.runs.rundir import RunDir
@@ -189,8 +194,9 @@ def _watched(name: str) -> Callable[[Path], Reader]:
             for _ in range(2):
                 snapshot = RunWatcher(run).look(time.monotonic())
                 json.dumps(snapshot.to_dict(), default=str)
-                for width, height in ((120, 36), (40, 8)):
-                    dashboard(snapshot, [], Options(), width, height)
+                for page in range(len(PAGES)):
+                    dashboard(Scene(snapshot, Options(page=page, pictures=True)), 120, 36)
+                dashboard(Scene(snapshot), 40, 8)
             list(run_rows(directory.parent))
 
         return _in_run(name, path, read)
@@ -334,7 +340,8 @@ def _table_seeds() -> list[bytes]:
     piped = "\n".join("| ".join(cell.replace('"', "") for cell in row) for row in rows)
     token = "\n".join(f"{number}.png#0\ta red cat {number}" for number in range(3))
     lists = "image\tcaptions\tsplit\n0.png\t['a', 'b']\ttrain\n1.png\t[\"c\"]\tval\n"
-    return [text.encode() for text in (quoted, piped, token, lists)] + [quoted.encode("utf-16")]
+    moved = "image,caption\n" + "\n".join(f"C:\\old\\pics\\{number}.png,a cat" for number in range(3))
+    return [text.encode() for text in (quoted, piped, token, lists, moved)] + [quoted.encode("utf-16")]
 
 
 def _document_seeds() -> list[bytes]:
@@ -350,8 +357,13 @@ def _document_seeds() -> list[bytes]:
 
 
 def _line_seeds() -> list[bytes]:
-    rows = [{"file_name": f"{number}.png", "text": f"a cat {number}", "split": "train"} for number in range(3)]
-    return ["\n".join(map(json.dumps, rows)).encode() + b"\n"]
+    def lines(home: str) -> bytes:
+        rows = [
+            {"file_name": f"{home}{number}.png", "text": f"a cat {number}", "split": "train"} for number in range(3)
+        ]
+        return "\n".join(map(json.dumps, rows)).encode() + b"\n"
+
+    return [lines(""), lines("/old/pics/")]
 
 
 def _shard_seeds() -> list[bytes]:
@@ -451,6 +463,7 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "run.json": _watched("run.json"),
     "metrics.jsonl": _watched("metrics.jsonl"),
     "environment.json": _watched("environment.json"),
+    "retrieval.json": _watched("retrieval.json"),
     "run's config.yaml": _watched("config.yaml"),
     "config.yaml": _config,
     "manifest.json": _manifest,

@@ -1,7 +1,7 @@
 """The long version of the fault tests, with a table at the end: make soak
 
 python -m tests.faults.soak [--kills 100] [--in-save 20] [--truncations 50] [--flips 200] [--mutations 10000]
-                            [--rounds 100] [--guided 0] [--seed 0]
+                            [--rounds 100] [--ranks 20] [--guided 0] [--seed 0]
 
 Where atheris is installed, --guided SECONDS lets it look for files that reach new code, for each reader.
 """
@@ -29,6 +29,7 @@ from clipctl.runs.store import CheckpointStore
 from clipctl.training import attempt
 from clipctl.training.session import resume_run
 from clipctl.training.state import read_tensors
+from tests.distributed import test_training as together
 from tests.faults.crowd import crowd
 from tests.faults.fuzz import LIMIT_BYTES, READERS
 from tests.faults.test_damage import FILES, flip_a_bit, truncate
@@ -147,6 +148,37 @@ def soak_kills(table: Table, base: Path, chance: random.Random, kills: int, *, i
             say(f"{fault}: {kills - left} of {kills}")
 
 
+def soak_ranks(table: Table, base: Path, chance: random.Random, kills: int) -> None:
+    """Two processes that train together, one of them killed at a random moment; then resumed to the same bits."""
+    expected = None
+    for number in range(kills):
+        words = ["--nproc", "2", *(["--shard"] if number % 4 == 3 else [])]
+        root = base / f"ranks-{number}"
+        if expected is None:
+            assert together.run_to_end(base, "--name", "unbroken", *words, settings=together.LONG).returncode == 0
+            expected = together.weights(RunDir(base / "unbroken"))
+        run, victim = RunDir(root / "run"), chance.randrange(2)
+        process = together.start(root, "--name", "run", *words, settings=together.LONG)
+        together.wait_for_step(run, 1, process)
+        time.sleep(chance.uniform(0, 3))
+        ranks = together.ranks_of(process)
+        if victim in ranks:
+            ranks[victim].kill()
+        killed_s = time.monotonic()
+        output, _ = process.communicate(timeout=2 * together.GONE_S)
+        gone_s = time.monotonic() - killed_s
+        done = together.run_to_end(root, "--resume", "run", "--nproc", "2", settings={})
+        found = together.weights(run)
+        if "--shard" in words:  # sums in another order
+            same = together.apart(found, expected) <= 1e-3
+        else:
+            same = all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+        survived = done.returncode == 0 and same and gone_s < together.GONE_S
+        table.add("SIGKILL of one of two processes", tries=1, survived=int(survived), detail=output + done.stderr)
+        say(f"SIGKILL of one of two processes: {number + 1} of {kills}, gone after {gone_s:.1f} s")
+        shutil.rmtree(root)
+
+
 EXPECTED: list[object] = []  # the digest of the unbroken run
 
 
@@ -212,7 +244,15 @@ def soak_readers(table: Table, mutations: int, seed: int, guided_s: int) -> None
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    counts = {"kills": 100, "in-save": 20, "truncations": 50, "flips": 200, "mutations": 10_000, "rounds": 100}
+    counts = {
+        "kills": 100,
+        "in-save": 20,
+        "truncations": 50,
+        "flips": 200,
+        "mutations": 10_000,
+        "rounds": 100,
+        "ranks": 20,
+    }
     for name, count in {**counts, "guided": 0, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     asked = parser.parse_args()
@@ -226,6 +266,7 @@ def main() -> None:
         EXPECTED.append(digest(original, LAST_STEP))
         soak_kills(table, base, chance, asked.kills - asked.in_save, in_save=False)
         soak_kills(table, base, chance, asked.in_save, in_save=True)
+        soak_ranks(table, base, chance, asked.ranks)
         soak_damage(table, original, base, chance, "truncation", asked.truncations)
         soak_damage(table, original, base, chance, "flipped bit", asked.flips)
     soak_readers(table, asked.mutations, asked.seed, asked.guided)

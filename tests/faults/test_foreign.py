@@ -112,8 +112,11 @@ def test_the_holder_is_known(tmp_path):
 # --- what a run directory may hold (S4, S5, S6, S14) --------------------------------------------------------------
 
 DEEP_MERGE = "a: &a {x: 1}\n" + "\n".join(f"b{i}: &b{i} {{<<: [*a, *a]}}" for i in range(3))
+LAUGHS = "data:\n  source:\n  - &a0 [x]\n" + "".join(
+    f"  - &a{level + 1} [{', '.join([f'*a{level}'] * 9)}]\n" for level in range(12)
+)
 YAML_BOMBS = {
-    "aliases under a known key": "data:\n  source: &a [x]\n  val: *a\n",
+    "aliases under a known key": LAUGHS,  # 9¹² lists, if they were written out
     "nested merges": DEEP_MERGE,
     "a list without end": "data: {source: [" + "a," * 30_000 + "a]}",
     "very many keys": "\n".join(f"k{i}: 1" for i in range(4_000)),
@@ -287,7 +290,7 @@ def test_an_interrupted_start_leaves_no_trainer_that_nobody_knows(tmp_path, numb
         assert "in the background" in stdout
         assert command("stop", tmp_path / "twice")[0] == 0
     else:
-        assert code == 130 and "interrupted: " in stderr
+        assert code == 130 and stderr.startswith("stopped: ")
         assert ("nothing was started" in stderr) == (not (tmp_path / "twice").exists())
     settle(lambda: not trainers(tmp_path))
 
@@ -323,7 +326,7 @@ def test_a_closed_terminal_saves(tmp_path, unbroken, workers):
     wait_for_epochs(run, 2)
     os.killpg(process.pid, signal.SIGHUP)
     code, _, stderr = finish(process)
-    assert code == 129 and "everything is saved" in stderr, stderr
+    assert code == 129 and ", saved. Go on: " in stderr, stderr
     assert run.status().state == "stopped"
     last = CheckpointStore(run).last()
     assert last.step == run.status().step
@@ -434,8 +437,8 @@ def test_an_index_in_use_is_not_swept(home, table):
     used = open_index(table(), Hints())
     for words in ("red green blue", "one two three", "a b c"):
         newest = open_index(table(words.split()), Hints())
-    assert captions(used) == ["a cat", "a dog", "a bird"]
     used_path = used.path
+    assert captions(used) == ["a cat", "a dog", "a bird"] and used_path.exists()
     del used
     open_index(table(["x", "y", "z"]), Hints())
     assert not used_path.exists() and newest.path.exists()
@@ -494,9 +497,10 @@ def test_more_threads_than_cores_are_not_faster(micro):
 
     work = workload_of(micro, 30)
     sample = StepSample("cpu", "fp32", 2, work.to_dict(), 0.1, 0.0, None, 1.0)
-    model = CostModel(replace(profile((2, 100.0)), steps=(sample,)))
-    two, many = (model.step_s(choice.Setting("cpu", "fp32", threads), work).value for threads in (2, 99))
-    assert many > 0.5 * two
+    for kept in (profile((1, 50.0), (2, 100.0)), replace(profile((2, 100.0)), steps=(sample,))):
+        model = CostModel(kept)
+        two, many = (model.step_s(choice.Setting("cpu", "fp32", threads), work).value for threads in (2, 99))
+        assert many > 0.5 * two
 
 
 # --- budgets for decoding (S3, S8) --------------------------------------------------------------------------------
@@ -784,11 +788,7 @@ def photos(tmp_path):
 def test_how_many_pictures_may_be_bad_is_a_setting(photos, tmp_path):
     """W5: the same verdict by `data inspect` and by `train`, before anything is written, and a way to allow more."""
     code, stdout, _ = command("data", "inspect", photos, "--deep")
-    assert (
-        code == 0
-        and "about 20% of 40 pictures cannot be used" in " ".join(stdout.split())
-        and "--max-bad 20%" in stdout
-    )
+    assert code == 3 and "not ready: 8 of 40 pictures cannot be used" in stdout and "--max-bad 20%" in stdout
     settings = [one for one in SETTINGS if "data.source" not in one and "epochs" not in one]
     words = ["train", photos, *settings, "--epochs", 2, "--runs-dir", tmp_path / "runs", "--name", "run"]
     code, _, stderr = command(*words)

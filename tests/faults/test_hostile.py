@@ -201,7 +201,7 @@ def test_escapes_in_names_are_not_printed(checkpoint):
     content = safetensors({"\x1b]0;owned\x07[red]x": tensor(0, 4)}, bytes(4))
     (checkpoint.path / MODEL).write_bytes(content)
     vouch(checkpoint, MODEL)
-    code, output, _, _ = run_limited(checkpoint.path.parent, "show", str(checkpoint.path))
+    code, output, _, _ = run_limited(checkpoint.path.parent, "show", str(checkpoint.path), "--tensors")
     assert code == 0 and "\x1b" not in output and "[red]x" in output
 
 

@@ -13,7 +13,7 @@ from clipctl.runs.store import CheckpointStore
 from clipctl.training import attempt, loop
 from clipctl.training.divergence import LIMIT_IN_A_ROW
 from clipctl.training.plan import make_plan
-from clipctl.training.state import nonfinite_tensors
+from clipctl.training.state import nonfinite_tensors, tensors_of
 from clipctl.training.step import train_step
 from tests.conftest import train
 
@@ -44,7 +44,7 @@ def test_a_step_without_finite_gradients_changes_nothing(micro, state, value):
     assert torch.equal(moments, state.optimizer.state[state.model.text.positions]["exp_avg"])
     assert state.step == 2  # the batch is used up all the same
     train_step(state, third, lr=1e-3)
-    assert not nonfinite_tensors(state)
+    assert not nonfinite_tensors(tensors_of(state))
     assert not all(torch.equal(old, new) for old, new in zip(before, snapshot(state), strict=True))
 
 
@@ -79,7 +79,7 @@ def test_single_steps_are_skipped_recorded_and_survived(micro, tmp_path, monkeyp
 
 
 def test_several_in_a_row_end_the_run_with_a_diagnosis(micro, tmp_path, monkeypatch):
-    save = dataclasses.replace(micro.save, every=Interval(2, "e"), keep_best=0)
+    save = dataclasses.replace(micro.save, every=Interval(2, "epochs"), keep_best=0)
     config = dataclasses.replace(micro, train=dataclasses.replace(micro.train, epochs=6), save=save)
     run, error = train_with_broken_steps(config, tmp_path, monkeypatch, set(range(8, 19)))
     assert isinstance(error, TrainingError)
@@ -109,7 +109,9 @@ def test_weights_that_are_not_finite_never_become_a_checkpoint(micro, tmp_path, 
 
     monkeypatch.setattr(loop, "train_step", step)
     with pytest.raises(TrainingError, match=r"text\.positions is not finite at step 4"):
-        train(make_plan(dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(2, "s")))), run)
+        train(
+            make_plan(dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(2, "steps")))), run
+        )
     assert [checkpoint.step for checkpoint in CheckpointStore(run).all()] == [2, 3]
 
 

@@ -19,7 +19,7 @@ from clipctl.training import attempt, saver
 from clipctl.training.journal import Nobody
 from clipctl.training.plan import make_plan
 from clipctl.training.saver import SaveCadence
-from clipctl.training.state import write_tensors
+from clipctl.training.state import tensors_of, write_tensors
 from tests.conftest import train
 from tests.faults.trainer import SETTINGS, digest, finish, start, wait_for_epochs
 
@@ -67,7 +67,7 @@ def test_every_amount_of_room_leaves_what_was_there(filesystem, micro):
     before = [(checkpoint.step, checkpoint.manifest) for checkpoint in CheckpointStore(run).all()]
 
     def write_all(directory):
-        write_tensors(state, directory)
+        write_tensors(tensors_of(state), directory)
         (directory / STATE).write_text("{}")
 
     state, ballast = attempt.make_state(plan), root / "ballast"
@@ -109,7 +109,7 @@ def test_a_full_disk_without_a_full_disk(micro, tmp_path, monkeypatch):
             said.append(message)
 
     run = RunDir.create(tmp_path, "tiny", "run")
-    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(1, "s"), keep_best=0))
+    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(1, "steps"), keep_best=0))
     summary = train(make_plan(config), run, Watcher())
     assert summary.state == "finished" and len(said) == 2
     assert said[0].startswith("the checkpoint of step 2 could not be saved (No space left on device); the last one is")
@@ -129,7 +129,7 @@ def test_a_failed_save_is_tried_again_when_the_next_is_due(micro, tmp_path, monk
     cadence._tried_s -= 601
     monkeypatch.setattr(saver, "SaveCadence", lambda every: cadence)
     run = RunDir.create(tmp_path, "tiny", "run")
-    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(10, "m"), keep_best=0))
+    config = dataclasses.replace(micro, save=dataclasses.replace(micro.save, every=Interval(10, "min"), keep_best=0))
     with pytest.raises(SaveError, match=r"step 6 could not be saved .*there is none yet"):
         train(make_plan(config), run)
     events = [row for row in read_rows(run.metrics_file) if row["kind"] == "event"]

@@ -29,7 +29,8 @@ def test_a_stopped_run_saves_and_goes_on_to_the_same_weights(tmp_path, unbroken,
     os.killpg(process.pid, number)
     returncode, _, stderr = finish(process)
     assert returncode == code, stderr
-    assert "everything is saved" in stderr and f"--resume {run.path}" in stderr and "Traceback" not in stderr
+    assert f", saved. Go on: clipctl train --resume {run.path}\n" in stderr
+    assert "error" not in stderr and "Traceback" not in stderr
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     status = run.status()
@@ -104,6 +105,12 @@ def test_data_that_has_changed_is_named_and_refused(finished, monkeypatch):
         resume_run(finished)
 
 
+def test_other_data_are_named_with_the_ways_out(finished):
+    code, _, stderr = finish(start(finished.path.parent, "synthetic:100", "--resume", "run", "--epochs", "9"))
+    assert code == 2 and "the run was trained on synthetic:" in stderr and "and was given synthetic:100" in stderr
+    assert "pass --allow-change" in stderr and f"clipctl train synthetic:100 --from {finished.path} starts" in stderr
+
+
 def test_another_machine_is_named(finished):
     environment = json.loads(finished.environment_file.read_text())
     environment["device"]["name"] = "Another CPU"
@@ -141,7 +148,7 @@ def test_going_back_leaves_the_later_checkpoints_behind(finished, unbroken):
 
 
 def test_more_steps_finish_the_epoch_that_was_cut_short(tmp_path):
-    settings = [*SETTINGS, "--steps", "4", "--name", "run"]
+    settings = [*(one for one in SETTINGS if "train.epochs" not in one), "--steps", "4", "--name", "run"]
     assert finish(start(tmp_path, *settings))[0] == 0
     code, stdout, stderr = finish(start(tmp_path, "--resume", "run", "--steps", "9", "--json"))
     assert code == 0, stderr
@@ -196,11 +203,18 @@ def test_a_second_trainer_leaves_naming_the_first(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "complaint"), [("rnu-1", "did you mean run-1"), ("run", "matches several runs: run-1, run-2")]
+    ("text", "complaint"),
+    [
+        ("rnu-1", "did you mean run-1? newest first: run-2, run-1\n"),
+        ("x", "hint: newest first: run-2, run-1\n"),
+        ("run", "matches several runs: run-1, run-2"),
+    ],
 )
 def test_names_that_are_not_clear(tmp_path, text, complaint):
-    for name in ("run-1", "run-2"):
-        RunDir.create(tmp_path, "tiny", name).write_config("preset: tiny\n")
+    for age_s, name in enumerate(("run-2", "run-1")):
+        run = RunDir.create(tmp_path, "tiny", name)
+        run.write_config("preset: tiny\n")
+        os.utime(run.path, (1e9 - age_s, 1e9 - age_s))
     code, _, stderr = finish(start(tmp_path, "--resume", text))
     assert code == 2 and complaint in stderr
 

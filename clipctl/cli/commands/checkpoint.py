@@ -30,8 +30,14 @@ def list_(runs: options.Runs = None, runs_dir: options.RunsDir = None, json: opt
         output.prose().print(f"no checkpoints in {root}", markup=False)
 
 
-def show(checkpoint: options.Checkpoint, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
-    """Show what an intact checkpoint holds: metrics, settings, and every tensor's name, shape and type."""
+def show(
+    checkpoint: options.Checkpoint,
+    tensors: options.Tensors = False,
+    all: options.Everything = False,
+    runs_dir: options.RunsDir = None,
+    json: options.Json = False,
+) -> None:
+    """Show what an intact checkpoint holds: metrics, and the settings that differ from its preset."""
     from clipctl.cli.views.checkpoint import checkpoint_view
     from clipctl.runs.inventory import checkpoint_document
     from clipctl.runs.rundir import runs_root
@@ -42,7 +48,7 @@ def show(checkpoint: options.Checkpoint, runs_dir: options.RunsDir = None, json:
     if json:
         output.print_json("checkpoint-show", document)
     else:
-        for part in checkpoint_view(document):
+        for part in checkpoint_view(document, all_settings=all, tensors=tensors or all):
             output.data().print(part)
 
 

@@ -25,7 +25,7 @@ def classify(
     as_csv: options.Csv = False,
     json: options.Json = False,
 ) -> None:
-    """Name pictures: which of several labels fits each best."""
+    """Classify pictures: which of several labels fits each best."""
     if json and as_csv:
         raise ConfigError("--json and --csv cannot be combined", "leave one of them out")
     with output.counting("classifying", "looking for pictures") as (tell, progress):

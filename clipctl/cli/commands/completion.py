@@ -9,7 +9,7 @@ from clipctl.errors import ConfigError
 
 
 def completion(context: typer.Context, shell: options.Shell) -> None:
-    """Print a completion script for bash, zsh or fish. Use it with: eval "$(clipctl completion zsh)"."""
+    """Print a script that makes bash, zsh or fish complete commands with Tab."""
     from clipctl.cli.completion import SHELLS, script
 
     if shell not in SHELLS:

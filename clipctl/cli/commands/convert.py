@@ -24,7 +24,7 @@ def import_(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Turn a model of transformers, open_clip or OpenAI, or from the hub, into one of clipctl's."""
+    """Import a model of transformers, open_clip or OpenAI, from a directory or the hub."""
     from clipctl.cli.views.convert import imported_text
     from clipctl.runs.rundir import runs_root
 
@@ -60,7 +60,7 @@ def export(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Write a model for other programs, and prove that they compute the same with it."""
+    """Export a model for other programs, and check that they compute the same with it."""
     from clipctl.cli.views.convert import exported_text
     from clipctl.runs.rundir import runs_root
 

@@ -1,10 +1,13 @@
 """clipctl data …"""
 
+import shlex
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+import typer
+
 from clipctl.cli import options, output
-from clipctl.errors import ConfigError
+from clipctl.errors import ConfigError, ExitCode
 
 if TYPE_CHECKING:
     from clipctl.config.layers import Layer
@@ -19,7 +22,7 @@ def inspect(
     sheet: options.Sheet = None,
     json: options.Json = False,
 ) -> None:
-    """Show how the data is read, what it contains and what is wrong with it."""
+    """Show how the data is read, what it contains, and whether it is ready to train on (exit code 3 if not)."""
     from clipctl.cli.views import inspection
     from clipctl.config.layers import resolve
     from clipctl.data.inspection import inspect_data
@@ -45,6 +48,24 @@ def inspect(
         output.print_json("data-inspect", {**found.to_dict(), "model_images_per_s": model_images_per_s})
     else:
         output.data().print(inspection.view(found, asked.preset, model_images_per_s))
+        output.data().print(inspection.verdict(found, train_command(layers)), soft_wrap=True)
+    if not found.ready:
+        raise typer.Exit(ExitCode.CHECK)
+
+
+def train_command(layers: "list[Layer]") -> str:
+    """`clipctl train` with the data and the settings that were given here."""
+    data, settings = list[str](), list[str]()
+    for layer in layers:
+        if layer.origin == "DATA":
+            data += layer.values["data.source"]
+        elif layer.origin == "--set":
+            settings += [word for key, value in layer.values.items() for word in ("--set", f"{key}={value}")]
+        elif layer.origin.startswith("--"):
+            settings += [layer.origin, *layer.values.values()]
+        else:
+            settings += ["--config", layer.origin]
+    return shlex.join(["clipctl", "train", *data, *settings])
 
 
 def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
@@ -62,6 +83,30 @@ def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
     workload = workload_of(replace(config, model=model), min(ASSUMED_TEXT_TOKENS, text.context))
     estimate = CostModel(load_profile()).step_s(Setting("cpu", "fp32", cpu.usable_cores()), workload)
     return config.train.batch_size / estimate.value if estimate else None
+
+
+def template(
+    directory: options.PictureFolder, from_names: options.FromNames = False, json: options.Json = False
+) -> None:
+    """Write a table of captions to fill in, one row per picture: clipctl data template DIR > captions.csv"""
+    import sys
+
+    from clipctl.data.template import HEADER, template_of, write_template
+
+    made = template_of(directory, from_names=from_names)
+    if json:
+        rows = [dict(zip(HEADER, row, strict=True)) for row in made.rows]
+        output.print_json("data-template", {"rows": rows, "odd_names": made.odd_names})
+    else:
+        write_template(made, sys.stdout)
+    empty = sum(not caption for _, caption in made.rows)
+    words = (
+        f"{len(made.rows):,} pictures, {empty:,} without a caption: fill in the column caption, or training skips them"
+    )
+    output.prose().print(words, markup=False)
+    if made.odd_names:
+        words = f"{made.odd_names:,} picture{'s' * (made.odd_names > 1)} left out: control characters in the name"
+        output.prose().print(words, markup=False)
 
 
 def suspects(
@@ -83,7 +128,7 @@ def suspects(
         check_sheet(sheet)
     if out and not out.parent.is_dir():
         raise ConfigError(f"there is no directory {out.parent} to write {out.name} to")
-    with output.counting("embedding", "loading the model") as (tell, progress):
+    with output.stops_said(), output.counting("embedding", "loading the model") as (tell, progress):
         from clipctl.inference.suspects import find_suspects, write_csv
         from clipctl.runs.rundir import runs_root
         from clipctl.runs.store import find_checkpoint

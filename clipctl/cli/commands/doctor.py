@@ -27,7 +27,7 @@ PASTE_WIDTH = 78
 MARGIN = 8  # the verdict and two gaps
 
 
-def doctor(runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
+def doctor(issue: options.Issue = False, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
     """Check whether this machine is ready for training, and how to fix what is not; exit 3 if anything is bad."""
     from clipctl.doctor.checkup import checkup
     from clipctl.runs.rundir import runs_root
@@ -39,11 +39,12 @@ def doctor(runs_dir: options.RunsDir = None, json: options.Json = False) -> None
         checks = [asdict(one) for one in findings]
         numbers = {verdict: counts[verdict] for verdict in STYLES}
         output.print_json("doctor", {"checks": checks, "counts": numbers, "paste": paste(findings)})
+    elif issue:
+        output.data().print(output.plain(paste(findings)), soft_wrap=True)
     else:
         console = output.data()
         console.print(table(findings, console.width), soft_wrap=True)
-        console.print(f"\n{summary(counts)}\n\nTo paste into an issue:\n")
-        console.print(output.plain(paste(findings)), soft_wrap=True)
+        console.print(f"\n{summary(counts)}")
     if counts["bad"]:
         raise typer.Exit(ExitCode.CHECK)
 

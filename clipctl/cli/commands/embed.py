@@ -1,14 +1,17 @@
 """clipctl embed"""
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from clipctl import files
-from clipctl.cli import options, output
+from clipctl.cli import options, output, torchrun
 from clipctl.cli.views import units
 from clipctl.errors import ConfigError
 
 if TYPE_CHECKING:
-    from clipctl.inference.gallery import BadFile
+    from clipctl.inference.embedder import Embedder
+    from clipctl.inference.gallery import BadFile, Gallery
+    from clipctl.progress import Tell
+    from clipctl.training.distributed import World
 
 LISTED_BAD = 10
 
@@ -19,21 +22,26 @@ def embed(
     out: options.IndexOut,
     dtype: options.Dtype = "float16",
     device: options.DeviceOf = "cpu",
+    nproc: options.Helpers = None,
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
     """Embed pictures into a searchable index; later runs embed only new or changed pictures."""
     if dtype not in ("float16", "float32"):
         raise ConfigError(f"--dtype must be float16 or float32, got {dtype!r}")
-    with output.counting("embedding", "looking for pictures") as (tell, progress):
-        from clipctl.inference.embedder import load
-        from clipctl.inference.gallery import open_gallery
+    world = torchrun.joined(nproc)
+    if world is not None and not world.is_first:
+        from clipctl.inference.refresh import help_refresh
+
+        with torchrun.following():
+            help_refresh(world, *opened(model, places, device, runs_dir, lambda words: None, world))
+        return
+    with torchrun.leading(world), output.counting("embedding", "looking for pictures") as (tell, progress):
         from clipctl.inference.refresh import refresh
 
-        gallery = open_gallery(places, tell)
-        tell("loading the model")
-        embedder = load(model, runs_dir=runs_dir, device=device)
-        done = refresh(out, embedder, gallery, places, "float16" if dtype == "float16" else "float32", progress)
+        embedder, gallery = opened(model, places, device, runs_dir, tell, world)
+        kind: Any = dtype
+        done = refresh(out, embedder, gallery, places, kind, progress, world=world)
     size_bytes = files.size_on_disk(out)
     if json:
         facts = {"index": str(out), "model": embedder.identity.name, "dimensions": embedder.dimensions}
@@ -46,6 +54,26 @@ def embed(
     answer = output.data()
     answer.print(output.plain(words), soft_wrap=True)
     answer.print(output.plain(f"\n  clipctl search {out} 'what to look for'"), soft_wrap=True)
+
+
+def opened(
+    model: str, places: list[str], device: str, runs_dir: str | None, tell: "Tell", world: "World | None"
+) -> "tuple[Embedder, Gallery]":
+    """The model, and the pictures that it is to embed."""
+    from clipctl.inference.embedder import load
+    from clipctl.inference.gallery import open_gallery
+    from clipctl.inference.refresh import check_same
+    from clipctl.training.distributed import prepared
+
+    def make() -> "tuple[Embedder, Gallery]":
+        gallery = open_gallery(places, tell)
+        tell("loading the model")
+        return load(model, runs_dir=runs_dir, device=world.place_on(device) if world else device), gallery
+
+    embedder, gallery = prepared(world, make)
+    if world is not None:
+        check_same(world, gallery)
+    return embedder, gallery
 
 
 def bad_rows(bad: "list[BadFile]") -> list[dict[str, str]]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from clipctl.cli import options, output
+from clipctl.cli import options, output, torchrun
 from clipctl.cli.commands.embed import show_reasons
 from clipctl.config.layers import resolve
 from clipctl.errors import ConfigError
@@ -25,10 +25,11 @@ def evaluate(
     classes: options.Classes = None,
     template: options.Templates = None,
     device: options.DeviceOf = "cpu",
+    nproc: options.Helpers = None,
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Judge a model on data, by default the held-out pictures of its own run."""
+    """Evaluate a model on data, by default on the held-out pictures of its run."""
     from clipctl.cli.views import evaluation as views
     from clipctl.inference.labels import check_templates, parse_labels
 
@@ -36,21 +37,37 @@ def evaluate(
     if classes:
         parse_labels(classes, None)
     check_templates(template or [])
-    with output.counting("embedding", "loading the model") as (tell, progress):
+    world = torchrun.joined(nproc)
+    helps = world is not None and not world.is_first
+    with (
+        torchrun.following() if helps else torchrun.leading(world),
+        output.counting("embedding", "loading the model", silent=helps) as (tell, progress),
+    ):
         from clipctl.inference import evaluation
         from clipctl.inference.embedder import load
+        from clipctl.training.distributed import prepared
 
-        embedders = [load(name, runs_dir=runs_dir, device=device) for name in (model, *(against or ()))]
-        if not data and not embedders[0].identity.is_of_run:
-            raise ConfigError(f"{model} has no held-out pictures of its own", "name data: clipctl eval MODEL DATA")
-        config = asked if data else embedders[0].config.data
-        source, trained_on = opened(config, is_own=not data, of=embedders[0].config.data, tell=tell)
+        def make() -> "tuple[list[Embedder], DataConfig, Source, Source | None]":
+            place = world.place_on(device) if world else device
+            embedders = [load(name, runs_dir=runs_dir, device=place) for name in (model, *(against or ()))]
+            if not data and not embedders[0].identity.is_of_run:
+                raise ConfigError(f"{model} has no held-out pictures of its own", "name data: clipctl eval MODEL DATA")
+            config = asked if data else embedders[0].config.data
+            return embedders, config, *opened(config, is_own=not data, of=embedders[0].config.data, tell=tell)
+
+        embedders, config, source, trained_on = prepared(world, make)
+        if world is not None:
+            evaluation.check_same(world, embedders, source)
         found, embedded = [], None
         for embedder in embedders:
             tell(f"embedding with {embedder.identity.name}")
-            embedded = evaluation.embed_data(embedder, source, progress)
+            embedded = evaluation.embed_data(embedder, source, progress, world)
+            if helps:
+                continue
             naming = named(embedder, embedded, source, config, classes, template)
             found.append(evaluation.scores_of(embedder, embedded, naming))
+        if helps:
+            return
         assert embedded is not None
         tell("comparing with pixels")
         baseline = evaluation.baseline(embedded, trained_on)

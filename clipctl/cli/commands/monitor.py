@@ -14,11 +14,15 @@ def monitor(
     once: options.Once = False,
     all: options.All = False,
     interval: options.Interval = 1.0,
+    page: options.Page = "overview",
+    theme: options.Theme = "auto",
+    pictures: options.Pictures = False,
     svg: options.Svg = None,
+    png: options.Png = None,
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Watch a training from a second terminal, and see what is wrong with it."""
+    """Watch a run from a second terminal; it warns if something goes wrong."""
     from clipctl.cli import screen
     from clipctl.cli.terminal import ends_by_exception
     from clipctl.monitor.runs import find_run, look_surely
@@ -29,16 +33,50 @@ def monitor(
     if all:
         list_runs(root, as_json=json)
         return
-    looks_once = once or json or svg is not None
+    check_pictures(svg, png)
+    look = screen.options_for(console, theme=theme_of(theme), page=page_of(page), pictures=pictures)
+    looks_once = once or json or svg is not None or png is not None
     with ends_by_exception():
         found = find_run(root, run, waits=not looks_once, interval_s=interval, tell=say)
         watcher = RunWatcher(found)
         if looks_once:
-            screen.show_once(console, look_surely(watcher), svg=svg, as_json=json)
+            snapshot = look_surely(watcher)
+            for path in (svg, png):
+                if path is not None:
+                    screen.write_picture(snapshot, look, path)
+            if json:
+                output.print_json("monitor", snapshot.to_dict())
+            elif svg is None and png is None:
+                screen.show_once(console, snapshot, look)
         elif console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty():
-            screen.Screen(console, root, watcher, interval).show()
+            screen.Screen(console, root, watcher, interval, look, follows=run is None).show()
         else:
             screen.follow(console, watcher, interval)
+
+
+def page_of(name: str) -> int:
+    from clipctl.cli.views.scene import PAGES
+
+    numbers = [str(number + 1) for number in range(len(PAGES))]
+    if name not in (*PAGES, *numbers):
+        raise ConfigError(f"--page must be one of {', '.join(PAGES)}, or its number; got {name!r}")
+    return PAGES.index(name) if name in PAGES else int(name) - 1
+
+
+def theme_of(name: str) -> str:
+    from clipctl.cli.views.palette import THEMES
+
+    if name not in THEMES:
+        raise ConfigError(f"--theme must be one of {', '.join(THEMES)}; got {name!r}")
+    return name
+
+
+def check_pictures(svg: Path | None, png: Path | None) -> None:
+    """Raise if a picture would be written under the name of another format."""
+    for path, kind, other in ((svg, "svg", "png"), (png, "png", "svg")):
+        if path is not None and path.suffix.lower() != f".{kind}":
+            hint = f"--{other} {path}" if path.suffix.lower() == f".{other}" else f"--{kind} {path.name}.{kind}"
+            raise ConfigError(f"--{kind} writes a .{kind} file, got {path}", f"did you mean {hint}?")
 
 
 def runs(context: typer.Context, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
@@ -67,12 +105,16 @@ def export(
         output.data().print(output.plain(f"wrote {path}"), soft_wrap=True)
 
 
-def stop(run: options.RunToStop, timeout: options.WaitSeconds = 120.0, runs_dir: options.RunsDir = None) -> None:
-    """Ask a run to finish its step, save and exit, and wait until it has."""
-    from clipctl.monitor.runs import stop_run
+def stop(run: options.RunToStop = None, timeout: options.WaitSeconds = 120.0, runs_dir: options.RunsDir = None) -> None:
+    """Stop a run: it finishes its step, saves and exits. Waits until it has."""
+    from clipctl.monitor.runs import stop_run, the_live_run
     from clipctl.runs.rundir import RunDir, runs_root
 
-    words = stop_run(RunDir.find(runs_root(runs_dir), run), timeout)
+    root = runs_root(runs_dir)
+    found = RunDir.find(root, run) if run else the_live_run(root)
+    if not run:
+        say(f"stopping {found.name}")
+    words = stop_run(found, timeout)
     output.data().print(output.plain(words), soft_wrap=True)
 
 

@@ -10,8 +10,10 @@ from clipctl.cli import options, output
 from clipctl.errors import ConfigError, ConfigErrors, ExitCode
 
 if TYPE_CHECKING:
-    from clipctl.bench.recommend import Question
+    from clipctl.bench.recommend import Question, Recommendation
+    from clipctl.bench.scaling import Scale
     from clipctl.hardware.profile import Profile
+    from clipctl.model.communication import Network
 
 
 def recommend_device(
@@ -23,11 +25,15 @@ def recommend_device(
     pairs: options.Pairs = None,
     memory: options.MemoryOf = None,
     devices: options.DevicesOf = None,
+    nodes: options.Nodes = None,
+    bandwidth: options.Bandwidth = "1Gbps",
+    price: options.Price = None,
     results: options.Results = None,
     measure: options.Measure = False,
     json: options.Json = False,
 ) -> None:
     """Recommend a device for a model, and say why and what would change the answer."""
+    network = parse_network(bandwidth)
     question = parse_question(params, preset, config, batch_size, precision, pairs, memory, devices)
 
     from clipctl.bench.recommend import recommend
@@ -42,12 +48,41 @@ def recommend_device(
     else:
         profile = known_profile(question, measure=measure)
     answer = recommend(question, profile)
+    scales = scales_of(answer, question, profile, nodes, network, price) if nodes else []
     if json:
-        output.print_json("recommend-device", answer.to_dict())
+        scaling = {"scaling": [one.to_dict() for one in scales]} if nodes else {}
+        output.print_json("recommend-device", answer.to_dict() | scaling)
     else:
         recommendation.show(answer)
+        if nodes:
+            recommendation.show_scaling(scales, bandwidth)
     if answer.device is None:
         raise typer.Exit(ExitCode.CHECK)
+
+
+def parse_network(bandwidth: str) -> "Network":
+    from clipctl.config.quantities import parse_bandwidth
+    from clipctl.model.communication import BETWEEN
+
+    try:
+        return replace(BETWEEN, bytes_per_s=parse_bandwidth(bandwidth))
+    except ValueError as error:
+        raise ConfigError(f"--bandwidth must be {error}, got {bandwidth!r}") from None
+
+
+def scales_of(
+    answer: "Recommendation",
+    question: "Question",
+    profile: "Profile",
+    nodes: int,
+    network: "Network",
+    price: float | None,
+) -> "list[Scale]":
+    """Several machines like this one, with the device that is recommended."""
+    from clipctl.bench.scaling import node_counts, scale
+
+    setting = next((one.ranked.setting for one in answer.candidates if one.device == answer.device), None)
+    return scale(question, profile, setting, node_counts(nodes), network, price) if setting else []
 
 
 def parse_question(
@@ -75,7 +110,10 @@ def parse_question(
             problems.append(ConfigError(f"{flag} must be {error}, got {text!r}"))
             return None
         if value is not None and value < low:
-            problems.append(ConfigError(f"{flag} must be {low:,} or more, got {text!r}"))
+            # Nobody means 8 bytes.
+            hint = f"did you mean {text}G?" if parse is parse_bytes and str(text).isdigit() else None
+            least = "1M" if parse is parse_bytes else f"{low:,}"
+            problems.append(ConfigError(f"{flag} must be {least} or more, got {text!r}", hint))
             return None
         return value
 

@@ -21,7 +21,7 @@ def report(
     no_pictures: options.NoPictures = False,
     runs_dir: options.RunsDir = None,
 ) -> None:
-    """Write a run as one HTML file, several runs beside each other; or one plot as a picture."""
+    """Write a report of one or more runs as an HTML file, or one plot as a picture."""
     from clipctl.report.history import History
     from clipctl.report.page import MOST_RUNS
     from clipctl.report.page import report as page

@@ -71,7 +71,7 @@ def opened(
         if model is None and not Path(store.manifest.model.path).exists():
             raise DataError(
                 f"the model of this index is gone: {store.manifest.model.path}",
-                "embed the pictures again with another model: clipctl embed MODEL PICTURES -o INDEX",
+                "if its run was renamed or moved, name it: --model RUN@STEP; else embed the pictures again",
             )
         embedder = load(model or store.manifest.model.path, runs_dir=runs_dir, device=device)
         store.check_model(embedder.identity.name, embedder.identity.fingerprint)

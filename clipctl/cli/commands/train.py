@@ -1,13 +1,21 @@
 """clipctl train"""
 
+import sys
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from clipctl.cli import options, output
 from clipctl.cli.startup import LightCommand
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
     from clipctl.config.layers import Layer
+    from clipctl.progress import Tell
+    from clipctl.training.distributed import World
+    from clipctl.training.session import Session
 
 
 INTERPRETER_S = 0.3  # from the prompt to here, which counts if the run has a time limit
@@ -32,45 +40,98 @@ def train(
     resume: options.Resume = None,
     allow_change: options.AllowChange = False,
     allow_unverified_device: options.AllowUnverifiedDevice = False,
+    nproc: options.Processes = None,
     detach: options.Detach = False,
+    live: options.Live = False,
     dry_run: options.DryRun = False,
     json: options.Json = False,
 ) -> None:
     """Train a CLIP model, by default on built-in pictures in about a minute."""
-    from clipctl.cli import background, talk
-    from clipctl.runs.rundir import runs_root
+    from clipctl.cli import background, talk, torchrun
+    from clipctl.config.layers import ambiguities, check_length
+    from clipctl.runs.rundir import planning, runs_root
 
     started_s = time.monotonic() - INTERPRETER_S
+    world = torchrun.joined(None)
+    if world is not None and not world.is_first:
+        from clipctl.training import joint
+
+        with torchrun.following():
+            joint.follow(world, asked).train()
+        return
     root, console = runs_root(runs_dir), output.prose()
+    check_length(asked)
     if resume is None:
         check_settings(asked)  # what was mistyped is said before torch is loaded
-    if detach and not dry_run:
-        background.start(root, preset_of(asked), name, resume, as_json=json)
-        return
-    with output.saying("looking at data and machine") as tell:
-        from clipctl.training import session as sessions
-
-        if resume is not None:
-            session = sessions.resume(root, resume, asked, allow_change=allow_change, tell=tell)
+    show_notes(ambiguities(asked))
+    with output.stops_said():
+        if detach and not dry_run:
+            background.start(root, preset_of(asked), name, resume, as_json=json)
+            return
+        if nproc is not None and nproc > 1 and not dry_run:
+            torchrun.start(nproc, torchrun.without_processes(sys.argv[1:]))
+        with output.saying("looking at data and machine") as tell, nullcontext() if dry_run else planning(root):
+            session = make_session(asked, root, name, resume, world, nproc, allow_change, tell, started_s)
+        show_notes(session.notes)
+        if dry_run:
+            talk.show_plan(session, as_json=json)
+            return
+        session = session.checked(
+            allow_unverified_device=allow_unverified_device, tell=lambda words: talk.say(console, words)
+        )
+        session = session.opened()
+        if world is not None:
+            session = share(session, world)
+        talk.show_start(console, session)
+        with talk.watcher_for(console, session, live=live) as watcher:
+            summary = session.train(watcher)
+        talk.show_warnings(console, session, summary)
+        if json:
+            output.print_json("train", summary.to_dict())
         else:
-            session = sessions.prepare(asked, root, name=name, tell=tell, spent_s=time.monotonic() - started_s)
-    for note in session.notes:
-        console.print(f"note: {note}", style="yellow", markup=False, soft_wrap=True)
-    if dry_run:
-        talk.show_plan(session, as_json=json)
-        return
-    session = session.checked(
-        allow_unverified_device=allow_unverified_device, tell=lambda words: talk.say(console, words)
-    )
-    session = session.opened()
-    talk.show_start(console, session)
-    with talk.TerminalWatcher(console) as watcher:
-        summary = session.train(watcher)
-    talk.show_warnings(console, session, summary)
-    if json:
-        output.print_json("train", summary.to_dict())
-    else:
-        talk.show_summary(session, summary, data or ())
+            talk.show_summary(session, summary, data or ())
+
+
+def make_session(
+    asked: "list[Layer]",
+    root: "Path",
+    name: str | None,
+    resume: str | None,
+    world: "World | None",
+    nproc: int | None,
+    allow_change: bool,
+    tell: "Tell",
+    started_s: float,
+) -> "Session":
+    """A new run or one that goes on, of one process or several."""
+    from clipctl.training import session as sessions
+
+    ranks = nproc or 1
+    if world is not None:
+        from clipctl.training import joint
+
+        ranks, asked = world.size, [joint.machine_layer(world.local_rank, world.local_size), *asked]
+        if resume is None and (run := joint.interrupted_run(root)):
+            resume = run.name
+    elif ranks > 1:  # a plan of what they would do
+        from clipctl.training import joint
+
+        asked = [joint.machine_layer(0, ranks), *asked]
+    if resume is not None:
+        return sessions.resume(root, resume, asked, allow_change=allow_change, tell=tell, ranks=ranks)
+    spent_s = time.monotonic() - started_s
+    return sessions.prepare(asked, root, name=name, tell=tell, spent_s=spent_s, ranks=ranks)
+
+
+def share(session: "Session", world: "World") -> "Session":
+    from clipctl.training import joint
+
+    return joint.share(session, world)
+
+
+def show_notes(notes: "Iterable[str]") -> None:
+    for note in notes:
+        output.prose().print(output.plain(f"note: {note}", style="yellow"), soft_wrap=True)
 
 
 def check_settings(asked: "list[Layer]") -> None:

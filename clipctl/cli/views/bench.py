@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from clipctl.bench.results import BenchResult, BenchRow, compare
+from clipctl.bench.verdict import verdict_of
 from clipctl.cli import output
 from clipctl.cli.views import units
 
@@ -14,7 +15,9 @@ from clipctl.cli.views import units
 def show(result: BenchResult, format: str) -> None:
     match format:
         case "json":
-            output.print_json("bench", {key: value for key, value in result.to_dict().items() if key != "schema"})
+            verdict = verdict_of(result)
+            document = {**result.to_dict(), "verdict": verdict.to_dict() if verdict else None}
+            output.print_json("bench", {key: value for key, value in document.items() if key != "schema"})
         case "csv":
             write_csv(result)
         case "md":
@@ -66,6 +69,9 @@ def tables(result: BenchResult) -> Iterator[Text]:
     for line in (*(f"skipped {line}" for line in result.skipped), *(f"warning: {line}" for line in result.warnings)):
         yield output.plain(line, style="yellow")
     yield output.plain(f"took {result.seconds:.0f} s")
+    if verdict := verdict_of(result):
+        yield Text("")
+        yield output.plain(verdict.words, style="bold")
 
 
 def _peak_lines(result: BenchResult) -> Text | None:
@@ -195,7 +201,8 @@ def markdown(result: BenchResult) -> Iterator[str]:
     for row in result.results:
         yield f"| {row.suite} | {' | '.join(cells(row))} |"
     yield ""
-    for line in (*findings(result), *result.skipped, *result.warnings):
+    verdict = verdict_of(result)
+    for line in (*findings(result), *result.skipped, *result.warnings, *([verdict.words] if verdict else [])):
         yield f"- {' '.join(line.split())}"
 
 

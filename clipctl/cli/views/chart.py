@@ -1,10 +1,15 @@
 """Curves drawn with characters: eight braille dots per cell, or plain ASCII if the terminal supports nothing else."""
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from rich.text import Text
+
+from clipctl.cli.views.palette import Gradient, shade
+from clipctl.report.charts import compact, ticks
+
+Style = str | Gradient
 
 LABEL_WIDTH = 7
 # The bit of each dot in a braille cell, by column and row.
@@ -22,8 +27,23 @@ class Curve:
     """Points from left to right; each spans from `low` to `high`."""
 
     points: Sequence[tuple[float, float, float]]  # x, low, high
-    style: str
+    style: Style  # a gradient runs from the bottom of the chart to its top
     is_joined: bool = True  # otherwise single marks
+
+
+@dataclass(frozen=True)
+class Axes:
+    """How a chart is scaled and labelled."""
+
+    log: bool = False
+    floor: float | None = None  # the scale goes at least down to this
+    ceiling: float | None = None  # and at least up to this
+    words: Callable[[float], str] = compact
+    x_words: Callable[[float], str] = compact
+    level: float | None = None  # a dotted line
+    cursor: float | None = None  # an upright line at this x
+    ascii_only: bool = False
+    dim: str = "dim"
 
 
 class Canvas:
@@ -35,7 +55,7 @@ class Canvas:
         self._marks = [[""] * width for _ in range(height)]
         self._styles = [[""] * width for _ in range(height)]
 
-    def bar(self, x: int, low: int, high: int, style: str) -> None:
+    def bar(self, x: int, low: int, high: int, style: Style) -> None:
         """A vertical bar of dots. x and y count dots from the lower left."""
         column, low, high = x // 2, max(0, low), min(self.height * 4 - 1, high)
         if not 0 <= column < self.width or high < low:
@@ -45,12 +65,15 @@ class Canvas:
             row = self.height - 1 - cell
             first, last = (low % 4 if cell == bottom else 0), (high % 4 if cell == top else 3)
             self._bits[row][column] |= spans[first * 4 + last]
-            self._styles[row][column] = style
+            self._styles[row][column] = self._colour(style, cell)
 
-    def mark(self, x: int, y: int, character: str, style: str) -> None:
+    def mark(self, x: int, y: int, character: str, style: Style) -> None:
         column, row = x // 2, self.height - 1 - y // 4
         if 0 <= column < self.width and 0 <= row < self.height:
-            self._marks[row][column], self._styles[row][column] = character, style
+            self._marks[row][column], self._styles[row][column] = character, self._colour(style, y // 4)
+
+    def _colour(self, style: Style, cell: int) -> str:
+        return style if isinstance(style, str) else shade(style, (cell + 0.5) / self.height)
 
     def lines(self, *, ascii_only: bool) -> list[Text]:
         return [self._line(row, ascii_only) for row in range(self.height)]
@@ -74,72 +97,89 @@ class Canvas:
         return chr(0x2800 + bits) if bits else " "
 
 
-def chart(
-    curves: Sequence[Curve],
-    width: int,
-    height: int,
-    *,
-    level: float | None = None,
-    log: bool = False,
-    ascii_only: bool = False,
-    floor: float | None = None,
-    x_label: tuple[str, str] = ("", ""),
-) -> list[Text]:
-    """`height` lines of `width` characters: the curves, a dotted `level`, a scale on the left, labels below."""
+def chart(curves: Sequence[Curve], width: int, height: int, axes: Axes = Axes()) -> list[Text]:  # noqa: B008 (frozen)
+    """`height` lines of `width` characters: the curves, a scale on the left, and where they begin and end below."""
     rows, columns = height - 1, width - LABEL_WIDTH - 1
     points = [point for curve in curves for point in curve.points]
     if rows < 2 or columns < 4 or not points:
-        return [Text("".ljust(width)) for _ in range(height)]
+        words = "nothing yet" if height > 0 and width > 12 and not points else ""
+        return [Text(words.center(width) if row == height // 2 else "".ljust(width), axes.dim) for row in range(height)]
     x_low, x_high = min(point[0] for point in points), max(point[0] for point in points)
-    values = [value for _, *pair in points for value in pair] + ([level] if level is not None else [])
-    scale = _Scale(values, rows * 4, log=log, floor=floor)
+    values = [value for _, *pair in points for value in pair] + ([axes.level] if axes.level is not None else [])
+    scale = _Scale(values, rows * 4, axes)
     canvas = Canvas(columns, rows)
-    if level is not None:
+    if axes.level is not None:
         for x in range(0, columns * 2, 4):
-            canvas.bar(x, scale(level), scale(level), "dim")
+            canvas.bar(x, scale(axes.level), scale(axes.level), axes.dim)
     for curve in curves:
         _draw(canvas, curve, scale, x_low, x_high)
-    labels = {0: scale.high, rows // 2: scale.at(0.5), rows - 1: scale.low}
+    if axes.cursor is not None and x_low <= axes.cursor <= x_high:
+        canvas.bar(round((axes.cursor - x_low) * _factor(canvas, x_low, x_high)), 0, rows * 4, axes.dim)
+    labels = _labels(scale, rows, axes)
     lines = [
-        Text.assemble((f"{number(labels[row]) if row in labels else '':>{LABEL_WIDTH}} ", "dim"), line)
-        for row, line in enumerate(canvas.lines(ascii_only=ascii_only))
+        Text.assemble((f"{labels.get(row, ''):>{LABEL_WIDTH}}{'┤' if row in labels else ' '}", axes.dim), line)
+        for row, line in enumerate(canvas.lines(ascii_only=axes.ascii_only))
     ]
-    left, right = x_label
-    gap = max(1, columns - len(left) - len(right))
-    return [*lines, Text(f"{'':>{LABEL_WIDTH}} {left}{' ' * gap}{right}"[:width], style="dim")]
+    return [*lines, _x_line(x_low, x_high, columns, axes)]
+
+
+def _labels(scale: "_Scale", rows: int, axes: Axes) -> dict[int, str]:
+    """What stands beside which row: round values, a few rows apart."""
+    about = max(1, min(6, rows // 2 - 1))
+    values = [scale.at(share) for share in (0.0, 0.5, 1.0)] if scale.is_log else ticks(scale.low, scale.high, about)
+    found: dict[int, str] = {}
+    for value in values:
+        row = rows - 1 - scale(value) // 4
+        words = axes.words(value)
+        if len(words) <= LABEL_WIDTH and not {row - 1, row, row + 1} & found.keys():
+            found[row] = words
+    return found
+
+
+def _x_line(x_low: float, x_high: float, columns: int, axes: Axes) -> Text:
+    """Where the curves begin, their middle if there is room, and where they end."""
+    left, middle, right = (axes.x_words(x_low + (x_high - x_low) * share) for share in (0.0, 0.5, 1.0))
+    line = left.ljust(columns - len(right)) + right
+    place = (columns - len(middle)) // 2
+    if place > len(left) + 2 and place + len(middle) + 2 < columns - len(right):
+        line = line[:place] + middle + line[place + len(middle) :]
+    return Text(f"{'':>{LABEL_WIDTH}} {line[:columns]}", axes.dim)
 
 
 class _Scale:
     """From values to dots, linear or logarithmic."""
 
-    def __init__(self, values: Sequence[float], dots: int, *, log: bool, floor: float | None) -> None:
+    def __init__(self, values: Sequence[float], dots: int, axes: Axes) -> None:
         self._dots = dots
         positive = [value for value in values if value > 0]
-        self._log = log and bool(positive)
-        low, high = (min(positive), max(positive)) if self._log else (min(values), max(values))
-        if floor is not None and not self._log:
-            low = min(low, floor)
+        self.is_log = axes.log and bool(positive)
+        low, high = (min(positive), max(positive)) if self.is_log else (min(values), max(values))
+        if not self.is_log:
+            low = low if axes.floor is None else min(low, axes.floor)
+            high = high if axes.ceiling is None else max(high, axes.ceiling)
         if high <= low:
-            low, high = (low / 2, low * 2) if self._log else (low - 0.5, low + 0.5)
+            low, high = (low / 2, low * 2) if self.is_log else (low - abs(low) / 2, low + abs(low) / 2)
+        if high <= low:
+            low, high = -0.5, 0.5
         self.low, self.high = low, high
 
     def __call__(self, value: float) -> int:
         return round(self._share(value) * (self._dots - 1))
 
     def at(self, share: float) -> float:
-        if self._log:
+        if self.is_log:
             return math.exp(math.log(self.high) + (math.log(self.low) - math.log(self.high)) * share)
         return self.high + (self.low - self.high) * share
 
     def _share(self, value: float) -> float:
         low, high = self.low, self.high
-        if self._log:
+        if self.is_log:
             value, low, high = math.log(max(value, self.low)), math.log(low), math.log(high)
         return (value - low) / (high - low)
 
 
 def _draw(canvas: Canvas, curve: Curve, scale: _Scale, x_low: float, x_high: float) -> None:
-    factor = (canvas.width * 2 - 1) / ((x_high - x_low) or 1.0)
+    factor = _factor(canvas, x_low, x_high)
     if not curve.is_joined:
         for x, low, _ in curve.points:
             canvas.mark(round((x - x_low) * factor), scale(low), "◆", curve.style)
@@ -151,6 +191,11 @@ def _draw(canvas: Canvas, curve: Curve, scale: _Scale, x_low: float, x_high: flo
         if before is not None:
             _join(canvas, before, (column, (bottom + top) // 2), curve.style)
         before = (column, (bottom + top) // 2)
+
+
+def _factor(canvas: Canvas, x_low: float, x_high: float) -> float:
+    """Dots per unit of x."""
+    return (canvas.width * 2 - 1) / ((x_high - x_low) or 1.0)
 
 
 def _by_column(
@@ -170,7 +215,7 @@ def _by_column(
         yield current, lowest, highest
 
 
-def _join(canvas: Canvas, start: tuple[int, int], end: tuple[int, int], style: str) -> None:
+def _join(canvas: Canvas, start: tuple[int, int], end: tuple[int, int], style: Style) -> None:
     """A line between two points, as one bar per column."""
     (x0, y0), (x1, y1) = start, end
     for x in range(x0, x1):
@@ -178,15 +223,46 @@ def _join(canvas: Canvas, start: tuple[int, int], end: tuple[int, int], style: s
         canvas.bar(x, low, high, style)
 
 
-def number(value: float) -> str:
-    """At most seven characters."""
-    if value == 0 or 0.01 <= abs(value) < 1000:
-        return f"{value:.3g}"
-    return f"{value:.1e}" if abs(value) < 0.01 or abs(value) >= 1e6 else f"{value:.0f}"
+# --- bars -----------------------------------------------------------------------------------------------------
+
+_EIGHTHS = " ▏▎▍▌▋▊▉█"
+_LEVELS = " ▁▂▃▄▅▆▇█"
 
 
 def gauge(share: float, width: int, *, ascii_only: bool) -> str:
-    """A bar of `width` characters, filled up to a share."""
-    filled = round(max(0.0, min(1.0, share)) * width)
-    full, empty = ("#", "-") if ascii_only else ("█", "░")
-    return full * filled + empty * (width - filled)
+    """A bar of `width` characters, filled up to a share, to an eighth of a character."""
+    share = max(0.0, min(1.0, share))
+    if ascii_only:
+        filled = round(share * width)
+        return "#" * filled + "-" * (width - filled)
+    eighths = round(share * width * 8)
+    bar = "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+    return bar + "░" * (width - len(bar))
+
+
+def meter(share: float, width: int, gradient: Gradient, empty: str, *, ascii_only: bool) -> Text:
+    """A bar whose colour says how full it is, changing along the way."""
+    bar, line = gauge(share, width, ascii_only=ascii_only), Text()
+    for place, character in enumerate(bar):
+        line.append(character, empty if character in "░-" else shade(gradient, place / max(1, width - 1)))
+    return line
+
+
+def sparkline(values: Sequence[float], width: int, gradient: Gradient, top: float, *, ascii_only: bool) -> Text:
+    """The last `width` values as bars of eighths, coloured by their height."""
+    line = Text(" " * max(0, width - len(values)))
+    for value in values[-width:]:
+        share = max(0.0, min(1.0, value / top)) if top > 0 and math.isfinite(value) else 0.0
+        character = " .:-=+*#@"[round(share * 8)] if ascii_only else _LEVELS[max(1, round(share * 8))]
+        line.append(character, shade(gradient, share))
+    return line
+
+
+def stacked(shares: Sequence[float], styles: Sequence[str], width: int, *, ascii_only: bool) -> Text:
+    """A bar in parts, one after the other."""
+    line, place = Text(), 0.0
+    for number, (share, style) in enumerate(zip(shares, styles, strict=False)):
+        cells = round((place + share) * width) - round(place * width)
+        line.append((chr(ord("a") + number) if ascii_only else "█") * cells, style)
+        place += share
+    return line

@@ -10,6 +10,7 @@ from rich.text import Text
 from clipctl.cli.output import aligned, plain
 from clipctl.cli.views import units
 from clipctl.runs.checkpoint import MODEL
+from clipctl.runs.inventory import changed_settings
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -53,7 +54,9 @@ def pruned_line(document: dict[str, Any], *, deleted: bool) -> Text:
     return plain(f"{word}  {document['run']}  step {document['step']}  {units.size(document['size_bytes'])}")
 
 
-def checkpoint_view(document: dict[str, Any]) -> "Iterator[RenderableType]":
+def checkpoint_view(
+    document: dict[str, Any], *, all_settings: bool = False, tensors: bool = False
+) -> "Iterator[RenderableType]":
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold")
     facts.add_column(overflow="fold")
@@ -64,17 +67,30 @@ def checkpoint_view(document: dict[str, Any]) -> "Iterator[RenderableType]":
         "step": f"{document['step']}, epoch {document['epoch']}, saved {units.age(document['saved_s'])} ago",
         "size": units.size(document["size_bytes"]),
         "metrics": "  ".join(metrics) or "–",
+        **{file: _tensor_words(found) for file, found in document["tensors"].items()},
     }
     for label, text in rows.items():
-        facts.add_row(label, plain(text))
+        facts.add_row(plain(label), plain(text))
     yield facts
-    yield Text("\nsettings", style="bold")
-    yield settings_table(document["config"])
-    for file, tensors in document["tensors"].items():
-        elements = sum(math.prod(info["shape"]) for info in tensors.values())
-        yield Text(f"\n{file}: {len(tensors)} tensors, {elements:,} numbers", style="bold")
-        if file == MODEL:
-            yield tensor_table(tensors)
+    yield from _settings_view(document["config"], every=all_settings)
+    if tensors:
+        yield Text("\ntensors of the model", style="bold")
+        yield tensor_table(document["tensors"].get(MODEL, {}))
+
+
+def _tensor_words(tensors: dict[str, Any]) -> str:
+    numbers = sum(math.prod(info["shape"]) for info in tensors.values())
+    return f"{len(tensors):,} tensors, {numbers:,} numbers"
+
+
+def _settings_view(config: dict[str, Any], *, every: bool) -> "Iterator[RenderableType]":
+    shown = config if every else changed_settings(config)
+    hidden = len(config) - len(shown)
+    words = f"settings that differ from preset {config.get('preset')}" if hidden else "settings"
+    yield plain(f"\n{words}", style="bold")
+    yield settings_table(shown)
+    if hidden:
+        yield plain(f"{hidden} more as in the preset; --all lists them, and every tensor", style="dim")
 
 
 def settings_table(config: dict[str, Any]) -> Table:

@@ -16,7 +16,8 @@ SIDES = (("i2t", "picture to caption"), ("t2i", "caption to picture"))
 
 
 def parts(facts: dict[str, Any], found: "Sequence[ModelScores]", differences: "Sequence[Difference]") -> Iterator[Text]:
-    yield plain(f"{facts['data']}: {facts['pictures']:,} pictures, {facts['captions']:,} captions\n")
+    yield plain(f"{facts['data']}: {facts['pictures']:,} pictures, {facts['captions']:,} captions")
+    yield plain("")
     yield recall_table(facts["chance"], found)
     yield baseline_line(facts["baseline_r1"], found[0])
     for other, gap in zip(found[1:], differences, strict=True):

@@ -1,13 +1,18 @@
 """Displays the result of `data inspect`."""
 
+from textwrap import shorten
 from typing import TYPE_CHECKING
 
 from rich.table import Table
+from rich.text import Text
 
 from clipctl.cli.output import plain
+from clipctl.cli.views.paths import shown
 
 if TYPE_CHECKING:
-    from clipctl.data.inspection import Inspection, Spread
+    from clipctl.data.inspection import Inspection, Sample, Spread
+
+PATH_WIDTH, CAPTION_WIDTH = 40, 60  # of a sample, in characters
 
 
 def view(found: "Inspection", preset: str, model_images_per_s: float | None) -> Table:
@@ -26,6 +31,13 @@ def view(found: "Inspection", preset: str, model_images_per_s: float | None) -> 
     return table
 
 
+def verdict(found: "Inspection", train_command: str) -> Text:
+    """The last line: the command to type next, or what is in the way."""
+    if found.ready:
+        return plain(f"ready: {train_command}", style="green")
+    return plain("\n".join(f"not ready: {problem}" for problem in found.problems), style="red")
+
+
 def _rows(found: "Inspection", preset: str, model_images_per_s: float | None) -> dict[str, str]:
     per_picture, characters = found.captions_per_picture, found.caption_characters
     missing = sum(reason == "missing" for reason in found.bad.values())
@@ -35,6 +47,8 @@ def _rows(found: "Inspection", preset: str, model_images_per_s: float | None) ->
         "pictures": f"{found.pictures:,}: {found.train_pictures:,} to train on, {found.held_out_pictures:,} held out"
         + (f", {missing:,} missing" if missing else ""),
         "captions": f"{found.captions:,}, {_spread(per_picture)} per picture" if per_picture else "none",
+        "samples": "\n".join(map(_sample, found.samples)),
+        "classes": f"{found.classes:,}, each with a caption of its own" if found.classes else "",
         "lengths": f"{_spread(characters)} characters" if characters else "",
         "tokens": f"{found.tokenizer}: {found.vocabulary:,} symbols; {found.distinct_words:,} different words; "
         + (
@@ -42,14 +56,12 @@ def _rows(found: "Inspection", preset: str, model_images_per_s: float | None) ->
             if found.captions_cut
             else f"all captions fit in {found.context} tokens"
         ),
-        "duplicates": f"{found.equal_captions:,} captions and {found.equal_pictures:,} pictures occur more than once "
-        f"(pictures compared by {found.compared_by})",
-        "leakage": f"{found.leaked_pictures:,} held-out pictures and {found.leaked_captions:,} held-out captions are "
-        "also in the training set"
-        if found.leaked_pictures or found.leaked_captions
-        else "none: no held-out picture or caption is in the training set",
+        "duplicates": _both(found, found.equal_captions, found.equal_pictures, "")
+        + f" occur more than once (pictures compared by {found.compared_by})",
+        "leakage": _both(found, found.leaked_captions, found.leaked_pictures, "held-out ")
+        + " are also in the training set",
         "loss floor": f"{found.loss_floor:.3f} at batch {found.batch_size}: batches have equal captions or pictures"
-        if found.loss_floor
+        if found.loss_floor and not found.classes
         else "",
         "sizes": f"width {_spread(found.width_px)} px, height {_spread(found.height_px)} px"
         if found.width_px and found.height_px
@@ -57,6 +69,18 @@ def _rows(found: "Inspection", preset: str, model_images_per_s: float | None) ->
         "speed": _speed(found, preset, model_images_per_s),
         "bad": f"{_by_reason(found)} ({_looked(found)})",
     }
+
+
+def _sample(sample: "Sample") -> str:
+    path = shown(sample.path)
+    tail = path if len(path) <= PATH_WIDTH else f"…{path[1 - PATH_WIDTH :]}"
+    return f"{tail}: {shorten(sample.caption, CAPTION_WIDTH, placeholder='…')}"
+
+
+def _both(found: "Inspection", captions: int, pictures: int, which: str) -> str:
+    """Counts of captions and pictures; in class folders, equal captions are normal and not worth a word."""
+    words = f"{pictures:,} {which}pictures"
+    return words if found.classes else f"{captions:,} {which}captions and {words}"
 
 
 def _spread(spread: "Spread | None") -> str:

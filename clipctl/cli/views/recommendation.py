@@ -1,10 +1,11 @@
 """Displays a recommendation."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.text import Text
 
 from clipctl.bench.recommend import Candidate, Recommendation
+from clipctl.bench.scaling import Scale
 from clipctl.cli import output
 from clipctl.cli.views import units
 from clipctl.model.forecast import Estimate
@@ -32,6 +33,34 @@ def parts(answer: Recommendation) -> Iterator[Text]:
         yield output.plain(f"{'assumed' if number == 0 else '':<9}{line}")
 
 
+def show_scaling(scales: Sequence[Scale], bandwidth: str) -> None:
+    """Several machines: how much faster, and at what price."""
+    output.show_parts(_scaling_parts(scales, bandwidth))
+
+
+def _scaling_parts(scales: Sequence[Scale], bandwidth: str) -> Iterator[Text]:
+    yield Text("")
+    if not scales:
+        yield output.plain("several machines: unknown until a device is measured here; run clipctl bench")
+        return
+    rows = [("machines", "pairs each", "step", "of it talking", "efficiency", "epoch", "price", "")]
+    for one in scales:
+        rows.append(
+            (
+                str(one.nodes),
+                str(one.pairs),
+                _interval(one.step_s),
+                f"{one.communication_s / one.step_s.value:.0%}",
+                f"{one.efficiency:.0%}",
+                units.duration(one.epoch_s),
+                "–" if one.price is None else f"{one.price:,.2f}",
+                "",
+            )
+        )
+    yield output.aligned(rows)
+    yield output.plain(f"machines like this one, {bandwidth} between them; forecast, nothing overlaps")
+
+
 def _candidate_table(answer: Recommendation) -> Text:
     rows = [("device", "fits", "needs", "has", "step", "epoch", "max batch", "basis")]
     for one in answer.candidates:
@@ -46,7 +75,7 @@ def _candidate_table(answer: Recommendation) -> Text:
                 _interval(step),
                 "–" if epoch is None else units.duration(epoch),
                 str(one.largest_batch) if one.largest_batch else "none",
-                step.basis if step else "unknown",
+                units.basis(step.basis) if step else "unknown",
             )
         )
     return output.aligned(rows)
@@ -69,7 +98,7 @@ def _memory_words(one: Candidate) -> str:
         "margin": one.margin_bytes,
     }
     words = ", ".join(f"{name} {units.size(count)}" for name, count in parts.items() if count)
-    return f"memory on {one.device} ({one.ranked.memory_basis}): {words}"
+    return f"memory on {one.device} ({units.basis(one.ranked.memory_basis)}): {words}"
 
 
 def _band_table(answer: Recommendation) -> Text:

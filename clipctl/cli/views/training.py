@@ -10,6 +10,7 @@ from clipctl.cli.output import plain
 from clipctl.cli.views import units
 
 if TYPE_CHECKING:
+    from clipctl.runs.retrieval import Retrieval
     from clipctl.training.attempt import TrainSummary
     from clipctl.training.journal import Progress
     from clipctl.training.plan import TrainPlan
@@ -42,6 +43,7 @@ def plan_table(plan: "TrainPlan") -> Table:
             if plan.forecast.workload.attention_shapes
             else {}
         ),
+        **({"processes": processes_line(plan)} if placement.ranks > 1 else {}),
         "threads": f"{placement.threads.value} – {placement.threads.reason}",
         "workers": f"{placement.workers.value} – {placement.workers.reason}",
         **({} if data.train.is_drawn else {"cache": f"{data.cache.value} – {data.cache.reason}"}),
@@ -76,12 +78,18 @@ def features_line(plan: "TrainPlan") -> str:
 def memory_line(plan: "TrainPlan") -> str:
     need, total = plan.forecast.memory, plan.forecast.memory_need
     program = f", program {units.size(need.process_bytes)}" if need.process_bytes else ""
-    basis = "rough estimate" if total.basis == "prior" else total.basis
     return (
-        f"about {units.size(total.value)} of {units.size(plan.placement.device.memory_bytes)} free – {basis} "
-        f"(weights {units.size(need.weights_bytes)}, gradients {units.size(need.gradients_bytes)}, "
-        f"optimizer {units.size(need.optimizer_bytes)}, activations {units.size(need.activations_bytes)}{program})"
+        f"about {units.size(total.value)} of {units.size(plan.placement.device.memory_bytes)} free – "
+        f"{units.basis(total.basis)} (weights {units.size(need.weights_bytes)}, "
+        f"gradients {units.size(need.gradients_bytes)}, optimizer {units.size(need.optimizer_bytes)}, "
+        f"activations {units.size(need.activations_bytes)}{program})"
     )
+
+
+def processes_line(plan: "TrainPlan") -> str:
+    each = plan.forecast.workload.batch_size
+    split = "; the model is split among them" if plan.config.runtime.shard else ""
+    return f"{plan.placement.ranks} that train together, each with up to {each} pairs of every batch{split}"
 
 
 def time_line(plan: "TrainPlan") -> str:
@@ -113,6 +121,7 @@ def plan_document(plan: "TrainPlan") -> dict[str, Any]:
         "device": plan.placement.device.kind,
         "device_reason": plan.placement.device.reason,
         "precision": plan.placement.precision.value,
+        "processes": plan.placement.ranks,
         "threads": plan.placement.threads.value,
         "workers": plan.placement.workers.value,
         "decided_s": plan.placement.decided_s,
@@ -167,6 +176,22 @@ def summary_text(summary: "TrainSummary") -> str:
             f"saved in {summary.run}",
         ]
     )
+
+
+SHOWN_EXAMPLES = 3
+
+
+def example_lines(found: "Retrieval") -> list[str]:
+    """The three captions whose picture is found best, and the three worst, if there are that many."""
+    ordered = found.ordered()
+    if len(ordered) < 2 * SHOWN_EXAMPLES:
+        return []
+    shown = [*ordered[:SHOWN_EXAMPLES], *ordered[-SHOWN_EXAMPLES:]]
+    lines = [
+        f"  {'✓' if query.rank == 1 else '✗'} {query.caption[:70]} → {query.rank:,} of {found.candidates:,}"
+        for query in shown
+    ]
+    return ["captions of unseen pictures, and at which place their picture is found:", *lines, ""]
 
 
 EARLY_SHARE = 0.75  # of a run: a best result before that was not improved on for long

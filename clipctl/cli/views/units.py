@@ -70,5 +70,10 @@ def age(saved_s: float | None) -> str:
 
 def save_interval(interval: "Interval") -> str:
     """5 epochs, 1 step, 10 minutes."""
-    noun = {"e": "epoch", "s": "step", "m": "minute"}[interval.unit]
+    noun = {"epochs": "epoch", "steps": "step", "min": "minute"}[interval.unit]
     return noun if interval.count == 1 else f"{interval.count:g} {noun}s"
+
+
+def basis(name: str) -> str:
+    """What an estimate rests on."""
+    return "rough estimate" if name == "prior" else name

@@ -15,6 +15,9 @@ from clipctl.files import parse_json
 
 DOCUMENT_LIMIT_BYTES = 2 * 2**30  # COCO's largest caption file has 92 MB
 LINE_HINT = 'expected lines such as {"file_name": "0001.jpg", "text": "a dog"}'
+JSON_HINT = "copy or download it again if it is cut off; one object per line belongs in a .jsonl file"
+COCO_HINT = 'expected images such as {"id": 1, "file_name": "1.jpg"} and annotations with image_id and caption'
+KARPATHY_HINT = 'expected images such as {"filename": "1.jpg", "sentences": [{"raw": "a dog"}], "split": "train"}'
 
 
 def lines_layout(path: Path, hints: Hints, side: int = UNSAID) -> Layout:
@@ -85,7 +88,7 @@ def _load(path: Path) -> Any:
     except (ValueError, RecursionError) as error:
         where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         words = error.msg if isinstance(error, json.JSONDecodeError) else "unreadable"
-        raise DataError(f"{path}{where} is not valid JSON: {words}") from None
+        raise DataError(f"{path}{where} is not valid JSON: {words}", JSON_HINT) from None
 
 
 def _items(document: Any) -> list[Any]:
@@ -142,18 +145,18 @@ def _coco_rows(path: Path, document: Any, side: int) -> Iterator[Row]:
     for item in document["annotations"]:
         if isinstance(item, dict) and isinstance(item.get("caption"), str):
             if "image_id" not in item:
-                raise DataError(f"{path}: annotation without image_id: {str(item)[:80]}")
+                raise DataError(f"{path}: annotation without image_id: {str(item)[:80]}", COCO_HINT)
             captions[str(item["image_id"])].append(item["caption"])
     for image in document["images"]:
         if not isinstance(image, dict) or not isinstance(image.get("file_name"), str) or "id" not in image:
-            raise DataError(f"{path}: image without file_name or id: {str(image)[:80]}")
+            raise DataError(f"{path}: image without file_name or id: {str(image)[:80]}", COCO_HINT)
         yield Row(image["file_name"], captions.pop(str(image["id"]), ()), side)
 
 
 def _karpathy_rows(path: Path, document: Any) -> Iterator[Row]:
     for image in document["images"]:
         if not isinstance(image, dict) or not isinstance(image.get("filename"), str):
-            raise DataError(f"{path}: image without filename: {str(image)[:80]}")
+            raise DataError(f"{path}: image without filename: {str(image)[:80]}", KARPATHY_HINT)
         folder = image.get("filepath")
         name = f"{folder}/{image['filename']}" if isinstance(folder, str) and folder else image["filename"]
         yield Row(name, texts_in(image.get("sentences")), side_of(image.get("split")))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from clipctl.data.bad import bad_counts
 from clipctl.data.formats.documents import lines_layout
-from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, is_picture, side_of, why_unread
+from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, is_absolute, is_picture, side_of, why_unread
 from clipctl.data.formats.tables import table_layout
 from clipctl.data.formats.text import encoding_of, split_lines
 from clipctl.files import open_plain
@@ -109,7 +109,7 @@ def metadata_layout(root: Path, hints: Hints) -> Layout | None:
     def rows() -> Iterator[Row]:
         for folder, part in parts:
             for row in part.rows():
-                is_placed = folder == "." or os.path.isabs(row.picture) or not row.picture
+                is_placed = folder == "." or is_absolute(row.picture) or not row.picture
                 yield row if is_placed else row._replace(picture=f"{folder}/{row.picture}")
 
     first = parts[0][1].words

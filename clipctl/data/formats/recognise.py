@@ -1,6 +1,7 @@
 """Recognises the layout of the data at a path by looking at the files. No torch."""
 
 import os
+import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
@@ -12,11 +13,12 @@ from typing import get_args
 from clipctl.config.sections import DataFormat
 from clipctl.data.bad import bad_counts
 from clipctl.data.formats.documents import document_layout, lines_layout
+from clipctl.data.formats.elsewhere import archive_error, check_is_local, hub_hint, is_archive
 from clipctl.data.formats.folders import Survey, class_layout, metadata_layout, sidecar_layout, survey
 from clipctl.data.formats.rows import UNSAID, Hints, Layout, looks_like_picture, side_of
 from clipctl.data.formats.shards import expand, is_pattern, shard_layout
 from clipctl.data.formats.tables import table_layout
-from clipctl.errors import DataError
+from clipctl.errors import DataError, unreadable
 from clipctl.files import open_plain
 
 FILE_READERS: dict[str, Callable[[Path, Hints, int], Layout]] = {
@@ -33,6 +35,8 @@ FILE_READERS: dict[str, Callable[[Path, Hints, int], Layout]] = {
 FOLDER_FORMATS = ("imagefolder", "sidecar", "classes", "webdataset")
 FORMATS = get_args(DataFormat)
 
+MOVED_HINT = "its directory is not there either: check the path; if the data has moved, pass its new place as DATA"
+PASS_FOLDER = "pass the folder that holds the pictures, or the file with their captions"
 LOOKED_FOR = (
     "*.tar shards, metadata.jsonl or metadata.csv, a table or JSON file of captions, text files next to pictures, and "
     "class folders"
@@ -58,7 +62,10 @@ def recognise(text: str, hints: Hints) -> Layout:
     if not path.exists():
         return shard_layout([Path(name) for pattern in expand(text) for name in sorted(glob(pattern)) or [pattern]])
     if hints.image_root is not None and not Path(hints.image_root).is_dir():
-        raise DataError(f"--image-root {hints.image_root} is not a directory")
+        raise DataError(
+            f"--image-root {hints.image_root} is not a directory",
+            "pass the directory that the picture paths in the captions start from",
+        )
     return _folder(path, hints) if path.is_dir() else _file(path, hints)
 
 
@@ -69,15 +76,18 @@ def check_place(text: str) -> None:
         if path.exists() or is_pattern(text) or glob(text):
             return
     except OSError as error:
-        raise DataError(f"{text[:80]} cannot be read: {error.strerror}") from None
-    raise DataError(f"no such file or directory: {text}", _neighbours(path))
+        raise unreadable(text, error) from None
+    check_is_local(text)
+    is_file_name = path.suffix.lower() in _BY_SUFFIX
+    hint = _neighbours(path) or (None if is_file_name else hub_hint(text)) or MOVED_HINT
+    raise DataError(f"no such file or directory: {text}", hint)
 
 
-def _neighbours(path: Path) -> str:
+def _neighbours(path: Path) -> str | None:
     try:
         names = sorted(name for name in os.listdir(path.parent) if not name.startswith("."))
     except OSError:
-        return "without a path, clipctl train uses built-in pictures"
+        return None
     if close := get_close_matches(path.name, [*names, "synthetic"], n=1):
         return f"did you mean {close[0]}?"
     return f"{path.parent} contains {', '.join(names[:8]) or 'nothing'}{', …' if len(names) > 8 else ''}"
@@ -86,10 +96,15 @@ def _neighbours(path: Path) -> str:
 def _file(path: Path, hints: Hints) -> Layout:
     """A file's name may say that all of it belongs to one split, such as train.csv or captions_val2017.json."""
     if not path.is_file():
-        raise DataError(f"{path} is neither a file nor a directory")
+        raise DataError(f"{path} is neither a file nor a directory", "pass a table, a JSON file, a directory or shards")
+    if is_archive(path):
+        raise archive_error(path)
     format = hints.format or _BY_SUFFIX.get(path.suffix.lower()) or _by_content(path)
     if format not in FILE_READERS:
-        raise DataError(f"--format {format} needs a directory, but {path} is a file")
+        raise DataError(
+            f"--format {format} needs a directory, but {path} is a file",
+            f"pass its directory, {path.parent}, or leave out --format",
+        )
     return FILE_READERS[format](path, hints, file_side(path))
 
 
@@ -190,18 +205,34 @@ def _caption_file(root: Path) -> Path:
     files = _caption_files(root)
     if len(files) == 1:
         return files[0]
-    names = ", ".join(path.name for path in files) or "none"
+    if not files:
+        raise DataError(f"{root} has no file that could hold captions", "pass the file itself, or leave out --format")
+    names = ", ".join(path.name for path in files)
     raise DataError(f"{root} has {len(files)} files that could hold captions: {names}", "pass the file itself")
+
+
+def _packed(root: Path, found: Survey) -> str | None:
+    """What to do if the pictures are in files that are not read."""
+    if archives := [path for path in sorted(root.iterdir()) if is_archive(path)]:
+        return archive_error(archives[0]).hint
+    if found.suffixes & {".parquet", ".arrow"}:
+        return "Parquet and Arrow are not read: save the pictures as files, and their captions as metadata.csv"
+    return None
 
 
 def _nothing_found(root: Path, found: Survey, hints: Hints) -> DataError:
     looked_for = f"what --format {hints.format} needs" if hints.format else LOOKED_FOR
     if found.unread and not found.pictures:
-        return DataError(f"{root}: no picture can be read: {bad_counts(found.unread)}")
+        return DataError(
+            f"{root}: no picture can be read: {bad_counts(found.unread)}",
+            "convert them to JPEG or PNG first; HEIC is read after pip install pillow-heif",
+        )
     if not found.pictures:
         what = f"{found.files:,} files ({', '.join(sorted(found.suffixes)[:8])})" if found.files else "nothing"
-        return DataError(f"{root} contains no pictures: found {what}; looked for {looked_for}")
-    way_out = "put a text file next to each picture (1.jpg, 1.txt), or write a table with columns image and caption"
+        return DataError(
+            f"{root} contains no pictures: found {what}; looked for {looked_for}", _packed(root, found) or PASS_FOLDER
+        )
+    way_out = f"make a table and fill in the captions: clipctl data template {shlex.quote(str(root))} > captions.csv"
     if ".xlsx" in found.suffixes:
         way_out = "if the captions are in the .xlsx file, save it as CSV"
     return DataError(f"{root} has {found.pictures:,} pictures and no captions; looked for {looked_for}", way_out)

@@ -23,6 +23,7 @@ SIDE_WORDS = {
 }
 CAPTION_LIMIT_CHARACTERS = 10_000
 
+_ABSOLUTE = re.compile(r"([A-Za-z]:)?[/\\]")
 _CONTROLS = re.compile(r"[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
@@ -79,6 +80,11 @@ def why_unread(name: str) -> str | None:
 def looks_like_picture(name: str) -> bool:
     """Whether it is called like a picture, one that can be read or not."""
     return is_picture(name) or why_unread(name) is not None
+
+
+def is_absolute(path: str) -> bool:
+    """On any system: /home/me/1.jpg, C:\\me\\1.jpg, \\\\server\\1.jpg."""
+    return _ABSOLUTE.match(path) is not None
 
 
 def side_of(word: object) -> int:

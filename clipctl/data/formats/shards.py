@@ -3,6 +3,7 @@ No torch."""
 
 import io
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
@@ -10,7 +11,7 @@ from typing import BinaryIO
 from clipctl.data.formats.documents import texts_in
 from clipctl.data.formats.rows import Layout, Row, is_picture, side_of
 from clipctl.data.formats.tar import Member, TarError, members
-from clipctl.errors import DataError
+from clipctl.errors import DataError, unreadable
 from clipctl.files import open_plain, parse_json
 
 MEMBER_LIMIT_BYTES = 1_000_000  # of a caption or a JSON document
@@ -33,7 +34,7 @@ def expand(pattern: str) -> list[str]:
     if match.re is _RANGE:
         first, last = int(match[1]), int(match[2])
         if abs(last - first) >= SHARD_LIMIT:
-            raise DataError(f"{pattern} expands to more than {SHARD_LIMIT:,} shards")
+            raise DataError(f"{pattern} expands to more than {SHARD_LIMIT:,} shards", "check the range")
         width = len(match[1]) if match[1].startswith("0") or len(match[1]) == len(match[2]) else 0
         numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
         parts = [f"{number:0{width}d}" for number in numbers]
@@ -77,16 +78,19 @@ def _shard_rows(path: Path, number: int, side: int) -> Iterator[Row]:
     except TarError as error:
         raise _no_shard(path, key, str(error)) from None
     except OSError as error:
-        raise DataError(f"{path} cannot be read: {error}") from None
+        raise unreadable(path, error) from None
 
 
 def _no_shard(path: Path, key: str | None, problem: str) -> DataError:
     with open_plain(path, follows_links=True) as file:
         head = file.read(6)
     if head.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
-        return DataError(f"{path} is compressed and cannot be read in place", "unpack it first: gunzip FILE")
+        return DataError(
+            f"{path} is compressed and cannot be read in place",
+            f"unpack it first: tar -xf {shlex.quote(str(path))}, and pass the directory",
+        )
     if key is None:
-        return DataError(f"{path} is not a tar file: {problem}")
+        return DataError(f"{path} is not a tar file: {problem}", "download it again, or leave it out")
     return DataError(f"{path} is cut off or damaged after {key}: {problem}", "download it again, or leave it out")
 
 

@@ -38,7 +38,10 @@ def read_lines(path: Path) -> Iterator[str]:
     with open_text(path) as file:
         for number, line in enumerate(iter(partial(file.readline, LINE_LIMIT_CHARACTERS), ""), start=1):
             if len(line) == LINE_LIMIT_CHARACTERS:
-                raise DataError(f"{path}, line {number} has more than {LINE_LIMIT_CHARACTERS:,} characters")
+                raise DataError(
+                    f"{path}, line {number} has more than {LINE_LIMIT_CHARACTERS:,} characters",
+                    "a table or .jsonl file needs one line per picture",
+                )
             yield line
 
 

@@ -14,11 +14,11 @@ from numpy.typing import NDArray
 
 from clipctl import files
 from clipctl.data.formats.recognise import recognise
-from clipctl.data.formats.roots import find_roots
+from clipctl.data.formats.roots import are_windows_paths, find_old_home, find_roots, is_below
 from clipctl.data.formats.rows import CAPTION_LIMIT_CHARACTERS, Hints, Layout, Row, clean_caption, side_of
-from clipctl.data.index.columns import META, IndexFacts, column_sums, file_facts, read_part, stamps_of
+from clipctl.data.index.columns import META, IndexFacts, column_sums, file_facts, read_part, skipped_words, stamps_of
 from clipctl.data.source import Keys, key_of, mix
-from clipctl.errors import DataError
+from clipctl.errors import DataError, unreadable
 from clipctl.progress import Tell
 
 HASHED_PICTURES = 20_000  # up to this many are compared by content; more, by name and size
@@ -37,23 +37,23 @@ def build(source: str, hints: Hints, directory: Path, tell: Tell, *, needs_capti
         layout = recognise(source, hints)
         stamps = stamps_of(str(path) for path in layout.files)  # before reading, so later changes are noticed
     except OSError as error:
-        raise _unreadable(source, error) from None
+        raise unreadable(error.filename or source, error) from None
     with rows:
         for number, row in enumerate(_rows(source, layout)):
             rows.add(row)
             if number % TOLD_ROWS == 0:
                 tell(f"reading {source}: {number:,} rows")
-    if not rows.runs and not needs_captions:
-        raise DataError(f"{source} ({layout.format}: {layout.words}) has no pictures: {_reasons(rows.skipped)}")
     if not rows.runs:
-        raise DataError(
-            f"{source} ({layout.format}: {layout.words}) has no captions: {_reasons(rows.skipped)}",
-            "name the column with --caption-column NAME",
-        )
+        raise _without(source, layout, rows.skipped, "captions" if needs_captions else "pictures")
     columns = rows.columns()
     names = _Names((directory / "names.bin").read_bytes(), columns["name_start"], columns["name_end"])
     tell(f"looking for the {len(names):,} pictures of {source}")
-    roots = [str(path) for path in layout.shards] or _find_pictures(columns, names, layout)
+    notes: list[str] = []
+    if layout.shards:
+        roots = [str(path) for path in layout.shards]
+    else:
+        names, notes = _brought_home(directory, columns, names, layout.roots)
+        roots = _find_pictures(columns, names, layout)
     missing = int((columns["size"] < 0).sum())
     if missing:  # watch the directories where they might appear
         stamps += stamps_of({path: None for root in roots for path in (root, os.path.dirname(root))})
@@ -81,6 +81,7 @@ def build(source: str, hints: Hints, directory: Path, tell: Tell, *, needs_capti
         hashed=hashed,
         sums=column_sums(directory),
         fingerprint=_digest(directory, *FINGERPRINTED),
+        notes=notes,
         state=_digest(directory, "mtime.npy") if not layout.shards else sha256(repr(stamps).encode()).hexdigest(),
     )
     files.write_sealed(directory / META, asdict(facts))
@@ -92,15 +93,14 @@ def _rows(source: str, layout: Layout) -> Iterator[Row]:
     try:
         yield from layout.rows()
     except OSError as error:
-        raise _unreadable(source, error) from None
+        raise unreadable(error.filename or source, error) from None
 
 
-def _unreadable(source: str, error: OSError) -> DataError:
-    return DataError(f"{error.filename or source} cannot be read: {error.strerror or error}")
-
-
-def _reasons(skipped: dict[str, int]) -> str:
-    return ", ".join(f"{count:,} rows with {reason}" for reason, count in skipped.items()) or "no rows at all"
+def _without(source: str, layout: Layout, skipped: dict[str, int], noun: str) -> DataError:
+    reasons = ", ".join(skipped_words(skipped)) or "it has no rows"
+    flag = "--caption-column" if noun == "captions" else "--image-column"
+    hint = f"fill in the {noun}, or name another column with {flag} NAME"
+    return DataError(f"{source} ({layout.format}: {layout.words}) has no {noun}: {reasons}", hint)
 
 
 FINGERPRINTED = (
@@ -156,7 +156,7 @@ class _RowWriter:
     def add(self, row: Row) -> None:
         texts = [text for text in map(clean_caption, row.captions) if text]
         if not row.picture:
-            self._skip("no picture named")
+            self._skip("no picture")
         elif not texts and self._needs_captions:
             self._skip("no caption")
         elif (row.picture, row.shard, row.offset, row.side) == self._last or self._start_run(row):
@@ -263,6 +263,28 @@ class _Names(Sequence[str]):
 
     def __iter__(self) -> Iterator[str]:
         return (self[number] for number in range(len(self)))
+
+
+def _brought_home(
+    directory: Path, columns: Columns, names: _Names, candidates: Sequence[Path]
+) -> tuple[_Names, list[str]]:
+    """Names as written on another computer, changed to what they are called here, and notes that say so. A shortened
+    name never leads out of the directory it is looked up in."""
+    notes = []
+    content = (directory / "names.bin").read_bytes()
+    starts, ends = columns["name_start"], columns["name_end"]
+    if b"\\" in content and are_windows_paths(names, candidates):
+        content = content.replace(b"\\", b"/")
+        (directory / "names.bin").write_bytes(content)
+        names = _Names(content, starts, ends)
+        notes.append("Windows paths: backslashes read as slashes")
+    if home := find_old_home(names, candidates):
+        dropped_bytes = len(home.encode("utf-8", errors="surrogateescape"))
+        is_moved = np.fromiter((is_below(name, home) for name in names), dtype=bool, count=len(names))
+        columns["name_start"] = starts + dropped_bytes * is_moved
+        names = _Names(content, columns["name_start"], ends)
+        notes.append(f"the paths are from another computer: found here without {home}")
+    return names, notes
 
 
 def _find_pictures(columns: Columns, names: _Names, layout: Layout) -> list[str]:

@@ -4,7 +4,7 @@ import os
 import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class IndexFacts:
     sums: dict[str, str]  # sha256 of every column
     fingerprint: str = ""  # of what training sees, regardless of where it is stored
     state: str = ""  # changes whenever a picture file is written
+    notes: list[str] = field(default_factory=list)  # what the user should know about how it was read
     schema: str = SCHEMA
 
 
@@ -142,6 +143,11 @@ def _mapped(path: Path) -> memoryview:
 
 def _decoded(content: memoryview) -> str:
     return bytes(content).decode("utf-8", errors="surrogateescape")
+
+
+def skipped_words(skipped: dict[str, int]) -> list[str]:
+    """3 rows have no caption."""
+    return [f"{count:,} {'row has' if count == 1 else 'rows have'} {reason}" for reason, count in skipped.items()]
 
 
 def read_part(path: str, offset: int, limit_bytes: int) -> bytes:

@@ -1,0 +1,252 @@
+"""Several processes and machines: whether forecasts come true here, and how far machines like this one would carry.
+
+    python benchmarks/scaling.py network              what two processes of this machine can tell each other per second
+    python benchmarks/scaling.py check [--rounds 3]   steps of 1, 2 and 4 processes: forecast against measured
+    python benchmarks/scaling.py study [--out docs]   200M, 500M and 1B parameters on 1 to 1,024 machines, as
+                                                      scaling.md and scaling.png
+
+`check` and `study` measure in an application directory of their own.
+"""
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from clipctl.bench.recommend import Question, model_of_size
+from clipctl.bench.scaling import scale
+from clipctl.bench.steps import measure_workload
+from clipctl.config.quantities import parse_count
+from clipctl.hardware import cpu
+from clipctl.hardware.profile import load_profile
+from clipctl.model import cost
+from clipctl.model.communication import BETWEEN, Network
+from clipctl.model.forecast import CostModel
+from clipctl.model.workload import Setting
+from clipctl.runs import metrics
+
+RANKS = (1, 2, 4)
+CASES = (("tiny", 32), ("tiny", 128), ("small", 12))
+MEASURED_S, WARM_STEPS = 15.0, 3
+
+
+def clipctl(*arguments):
+    command = [sys.executable, "-m", "clipctl", *map(str, arguments), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise SystemExit(done.stderr)
+    return json.loads(done.stdout)
+
+
+def machine():
+    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
+    return f"{cpu.name()}, {cpu.usable_cores()} cores, {versions}"
+
+
+# --- network --------------------------------------------------------------------------------------------------
+
+
+def network(asked):
+    """Under torchrun, which starts this again: sums of gradients, and of nothing."""
+    if "RANK" not in os.environ:
+        words = ["--standalone", "--nproc-per-node", "2", __file__, "network"]
+        subprocess.run([sys.executable, "-m", "torch.distributed.run", *words], check=True)
+        return
+    dist.init_process_group("gloo")
+    torch.set_num_threads(1)
+
+    def seconds(numbers, repeats):
+        tensor, taken = torch.zeros(numbers), []
+        for _ in range(repeats):
+            dist.barrier()
+            started = time.perf_counter()
+            dist.all_reduce(tensor)
+            taken.append(time.perf_counter() - started)
+        return statistics.median(taken)
+
+    large, small = seconds(25_000_000, 11), seconds(1, 201)
+    if dist.get_rank() == 0:
+        print(machine())
+        print(
+            f"sum of 100 MB among 2 processes: {large:.3f} s, {100e6 / large / 1e9:.2f} GB/s; of 4 bytes: {small:.1e} s"
+        )
+    dist.destroy_process_group()
+
+
+# --- check ----------------------------------------------------------------------------------------------------
+
+
+def case(preset, batch_size, ranks, directory):
+    """Forecast and measured seconds of a step."""
+    values = ["--recipe", "plain", "--preset", preset, "--batch-size", batch_size, "--precision", "fp32"]
+    several = ["--nproc", ranks] if ranks > 1 else []
+    forecast = clipctl("train", *values, *several, "--dry-run")["step_s"]["value"]
+    steps = WARM_STEPS + max(4, min(300, round(MEASURED_S / forecast)))
+    name = f"{preset}-{batch_size}-{ranks}-{time.monotonic_ns()}"
+    summary = clipctl("train", *values, *several, "--steps", steps, "--name", name, "--runs-dir", directory)
+    rows = metrics.read_rows(Path(summary["run"]) / "metrics.jsonl")
+    return forecast, statistics.fmean(
+        row["step_s"] for row in rows if row["kind"] == "step" and row["step"] > WARM_STEPS
+    )
+
+
+def check(asked):
+    print(machine())
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["CLIPCTL_HOME"] = directory
+        clipctl("bench", "--suites", "matmul", "step")
+        found = {}
+        for round_number in range(asked.rounds):
+            order = [(*one, ranks) for one in CASES for ranks in RANKS if one[0] in asked.presets]
+            for one in order if round_number % 2 == 0 else reversed(order):
+                found.setdefault(one, []).append(case(*one, directory))
+    print(f"{'preset':<7}{'batch':>6}{'processes':>11}{'forecast':>11}{'measured':>11}{'off':>7}   (rounds)")
+    for preset, batch_size, ranks in order:
+        pairs = found[preset, batch_size, ranks]
+        forecast, measured = (statistics.median(side) for side in zip(*pairs, strict=True))
+        each = ", ".join(f"{one:.3f}" for _, one in pairs)
+        off = forecast / measured - 1
+        print(f"{preset:<7}{batch_size:>6}{ranks:>11}{forecast:>9.3f} s{measured:>9.3f} s{off:>7.0%}   ({each})")
+
+
+# --- study ----------------------------------------------------------------------------------------------------
+
+SIZES = ("200M", "500M", "1B")
+NODES = tuple(2**power for power in range(11))
+SHOWN = (1, 4, 16, 64, 256, 1024)
+PAIRS_EACH = 32  # of a batch: 32,768 on 1,024 machines, which is what CLIP was trained with
+SAMPLE_PAIRS = 2  # in the step that is measured here
+DATASETS = (("1M", 1_000_000), ("12M", 12_000_000), ("400M (LAION-400M)", 400_000_000))
+NETWORKS = (("1 Gbit/s", BETWEEN), ("100 Gbit/s", Network(bytes_per_s=12.5e9, latency_s=20e-6)))
+
+
+def duration(seconds):
+    for unit, length in (("y", 365.25 * 86400), ("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:,.0f} {unit}" if seconds >= 10 * length else f"{seconds / length:.1f} {unit}"
+    return f"{seconds:.0f} s"
+
+
+def question(size, pairs):
+    return Question(model_of_size(int(parse_count(size))), batch_size=pairs)
+
+
+def study(asked):
+    precision = asked.precision
+    with tempfile.TemporaryDirectory() as directory:
+        os.environ["CLIPCTL_HOME"] = directory
+        for size in SIZES:
+            # Two sizes of step give the price of a pair and that of an update. While nothing is known, and where a step
+            # takes long, a model is cut to some blocks; so the first size is measured again.
+            for pairs in (SAMPLE_PAIRS, 2 * SAMPLE_PAIRS, SAMPLE_PAIRS):
+                measure_workload(question(size, pairs).workload, precision, ["cpu"], print)
+        profile = load_profile()
+    setting = Setting("cpu", precision, cpu.usable_cores())
+    model, found = CostModel(profile), {}
+    for size in SIZES:
+        for name, between in NETWORKS:
+            rows = [scale(question(size, PAIRS_EACH * nodes), profile, setting, [nodes], between) for nodes in NODES]
+            found[size, name] = {nodes: row[0] for nodes, row in zip(NODES, rows, strict=True) if row}
+    Path(asked.out, "scaling.md").write_text("\n".join(lines(found, model, setting)) + "\n", encoding="utf-8")
+    draw(found, Path(asked.out, "scaling.png"))
+
+
+def lines(found, model, setting):
+    yield from (
+        "# How far machines like this one carry",
+        "",
+        "Made by `python benchmarks/scaling.py study`, on:",
+        "",
+        f"    {machine()}, steps in {setting.precision}",
+        "",
+        f"Each machine takes {PAIRS_EACH} pairs of every batch, so 1,024 of them contrast 32,768 pairs, as CLIP did.",
+        "Compute follows from steps measured here, communication from [arithmetic](several-processes.md); nothing",
+        "overlaps. With a GPU in each machine, compute shrinks and communication stays: on such a machine,",
+        "`clipctl recommend-device --nodes N` forecasts that.",
+        "",
+        "## One machine",
+        "",
+        "m: measured here; f: forecast.",
+        "",
+        "| parameters | memory | the same, split among 8 (`--shard`) | step of 2 pairs | of 32 pairs |",
+        "|---|---|---|---|---|",
+    )
+    for size in SIZES:
+        workload = question(size, PAIRS_EACH).workload
+        small = question(size, SAMPLE_PAIRS).workload
+        need, part = (cost.training_memory(one, setting.precision).total_bytes for one in (workload, split(workload)))
+        basis = "m" if model.measured(setting, small) else "f"
+        yield (
+            f"| {cost.parameters(workload.model) / 1e6:,.0f}M | {need / 2**30:.1f} GiB f | {part / 2**30:.1f} GiB f "
+            f"| {model.step_s(setting, small).value:.2f} s {basis} | {model.step_s(setting, workload).value:.1f} s f |"
+        )
+    for size in SIZES:
+        yield from ("", f"## {size} parameters", "", "All forecast.", "")
+        yield (
+            "| machines | network | step | of it communicating | efficiency | sent per step | "
+            + " | ".join(f"an epoch of {name}" for name, _ in DATASETS)
+            + " |"
+        )
+        yield "|---|---|---|---|---|---|" + "---|" * len(DATASETS)
+        for nodes in SHOWN:
+            for name, _ in NETWORKS[: 1 if nodes == 1 else None]:
+                one = found[size, name][nodes]
+                alone = found[size, name][1]
+                talking, efficiency = one.communication_s / one.step_s.value, alone.step_s.value / one.step_s.value
+                epochs = (duration(pairs / (PAIRS_EACH * nodes) * one.step_s.value) for _, pairs in DATASETS)
+                yield (
+                    f"| {nodes:,} | {'–' if nodes == 1 else name} | {one.step_s.value:.1f} s | {talking:.0%} "
+                    f"| {efficiency:.0%} | {one.sent_bytes / 1e9:.2f} GB | {' | '.join(epochs)} |"
+                )
+    yield from ("", "![throughput by the number of machines](scaling.png)")
+
+
+def split(workload):
+    from dataclasses import replace
+
+    return replace(workload, shards=8)
+
+
+def draw(found, path):
+    """Pairs per second over the number of machines; the thin line is perfect scaling."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    FigureCanvasAgg(figure)
+    axis = figure.subplots()
+    for number, size in enumerate(SIZES):
+        for (name, _), style in zip(NETWORKS, ("--", "-"), strict=True):
+            rows = found[size, name]
+            speeds = [PAIRS_EACH * nodes / one.step_s.value for nodes, one in rows.items()]
+            axis.plot(list(rows), speeds, style, color=f"C{number}", label=f"{size}, {name}")
+        perfect = [PAIRS_EACH * nodes / rows[1].step_s.value for nodes in rows]
+        axis.plot(list(rows), perfect, ":", color=f"C{number}", linewidth=0.8)
+    axis.set(xscale="log", yscale="log", xlabel="machines", ylabel="pairs per second (forecast)")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize=8, frameon=False)
+    figure.savefig(path, dpi=110)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", choices=["network", "check", "study"])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--presets", nargs="+", default=["tiny", "small"], help="for check")
+    parser.add_argument("--precision", default="fp32")
+    parser.add_argument("--out", default="docs")
+    asked = parser.parse_args()
+    {"network": network, "check": check, "study": study}[asked.part](asked)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""How far several machines like this one would carry: time of a step, efficiency, hours and money. No torch.
+
+The batch is shared among the machines: each computes its part in the time that was measured or forecast here, then they
+talk to each other by the arithmetic of `model.communication`. Nothing overlaps, so a forecast is rather too long.
+"""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from clipctl.bench.recommend import Question
+from clipctl.hardware.profile import Profile
+from clipctl.model.communication import Network, communication_s, traffic
+from clipctl.model.forecast import CostModel, Estimate
+from clipctl.model.workload import Setting
+
+
+@dataclass(frozen=True)
+class Scale:
+    """What a number of machines would come to."""
+
+    nodes: int
+    pairs: int  # of a batch, on each
+    step_s: Estimate
+    communication_s: float  # of a step
+    sent_bytes: float  # by each, in a step
+    efficiency: float  # how much of its time a machine computes, compared with one alone
+    epoch_s: float
+    price: float | None  # of an epoch, all machines together
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**asdict(self), "step_s": self.step_s.value}
+
+
+def node_counts(most: int) -> list[int]:
+    """1, 2, 4, … up to the number asked for."""
+    counts = [2**power for power in range(most.bit_length()) if 2**power < most]
+    return [*counts, most]
+
+
+def scale(
+    question: Question,
+    profile: Profile,
+    setting: Setting,
+    nodes: Sequence[int],
+    network: Network,
+    price_per_hour: float | None = None,
+) -> list[Scale]:
+    """One line for each number of nodes that has a pair for each of them; none if nothing was measured."""
+    model, whole, found = CostModel(profile), question.workload, list[Scale]()
+    alone = model.step_s(setting, whole)
+    for count in nodes:
+        pairs = -(-question.batch_size // count)
+        compute = model.step_s(setting, replace(whole, batch_size=pairs))
+        if alone is None or compute is None or question.batch_size < 2 * count:
+            continue
+        talking_s = communication_s(whole, question.batch_size, count, network)
+        step_s = compute.shifted(talking_s)
+        epoch_s = step_s.value * question.steps_per_epoch
+        found.append(
+            Scale(
+                nodes=count,
+                pairs=pairs,
+                step_s=step_s,
+                communication_s=talking_s,
+                sent_bytes=traffic(whole, question.batch_size, count).total_bytes,
+                efficiency=alone.value / (count * step_s.value),
+                epoch_s=epoch_s,
+                price=None if price_per_hour is None else count * price_per_hour * epoch_s / 3600,
+            )
+        )
+    return found

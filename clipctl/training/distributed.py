@@ -1,0 +1,222 @@
+"""The processes that train together, and what they tell each other: PyTorch's process group under `torchrun`.
+
+Rank 0 plans, owns the run directory, writes and saves; the others load their part of each batch, compute its embeddings
+and pass its gradients on. What depends on a clock or a signal is decided together, so that all take the same step.
+"""
+
+import atexit
+import os
+import socket
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import psutil
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import PrefixStore  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
+from torch.nn import Parameter
+
+from clipctl.errors import ClipctlError, DeviceError
+from clipctl.hardware import cpu
+
+T = TypeVar("T")
+WAIT_S = 300.0  # for the slowest; one that is gone is noticed at once
+BUCKET_BYTES = 25 * 2**20  # gradients that are sent together
+
+
+@dataclass(frozen=True)
+class World:
+    """This process among `size`, numbered from 0; `local_rank` and `local_size` count those of this machine."""
+
+    rank: int
+    size: int
+    local_rank: int
+    local_size: int
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    # --- tensors --------------------------------------------------------------------------------------------------
+
+    def place_of(self, pairs: int) -> tuple[slice, list[int]]:
+        """Which rows of the whole batch the pairs of this process are, and how many each process has."""
+        counts = [int(count) for count in self.gather(torch.tensor([pairs]), [1] * self.size)]
+        first = sum(counts[: self.rank])
+        return slice(first, first + pairs), counts
+
+    def gather(self, tensor: Tensor, counts: list[int]) -> Tensor:
+        """The rows of all processes, in the order of their ranks; `counts` says how many each has."""
+        longest = max(counts)
+        padded = torch.cat([tensor, tensor.new_zeros(longest - len(tensor), *tensor.shape[1:])])
+        parts = [torch.empty_like(padded) for _ in counts]
+        dist.all_gather(parts, padded)
+        return torch.cat([part[:count] for part, count in zip(parts, counts, strict=True)])
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """The sum over all processes, in place: the same bits everywhere."""
+        dist.all_reduce(tensor)
+        return tensor
+
+    def sum_gradients(self, parameters: Iterable[Parameter]) -> None:
+        """Each process has the gradients of its own pairs, of a loss that is a sum over pairs: so a sum, no mean."""
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        buckets = list(_buckets(gradients))
+        flat = [torch.cat([one.flatten() for one in bucket]) for bucket in buckets]
+        for work in [dist.all_reduce(one, async_op=True) for one in flat]:
+            work.wait()
+        for bucket, summed in zip(buckets, flat, strict=True):
+            for gradient, part in zip(bucket, torch.split(summed, [one.numel() for one in bucket]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
+        """Overwrite tensors with those of rank 0."""
+        for tensor in tensors:
+            dist.broadcast(tensor, src=0)
+
+    def wait(self) -> None:
+        """Until all are here."""
+        dist.barrier()
+
+    def place_on(self, device: str) -> str:
+        """This process's own device of a kind, and no more threads than its part of the cores."""
+        torch.set_num_threads(threads_each(self.local_size))
+        return f"cuda:{self.local_rank}" if device == "cuda" else device
+
+    # --- facts ----------------------------------------------------------------------------------------------------
+
+    def ask(self, *numbers: int) -> list[tuple[int, ...]]:
+        """What every process says, in the order of their ranks."""
+        rows = self.gather(torch.tensor([numbers]), [1] * self.size)
+        return [tuple(row) for row in rows.tolist()]
+
+    def from_first(self, value: Any) -> Any:
+        """What rank 0 has."""
+        box = [value]
+        dist.broadcast_object_list(box, src=0)
+        return box[0]
+
+    def all_of(self, value: Any) -> list[Any]:
+        """What every process has, in the order of their ranks."""
+        found: list[Any] = [None] * self.size
+        dist.all_gather_object(found, value)
+        return found
+
+
+def _buckets(gradients: list[Tensor]) -> Iterable[list[Tensor]]:
+    bucket, size_bytes = list[Tensor](), 0
+    for gradient in gradients:
+        if bucket and (size_bytes + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
+            yield bucket
+            bucket, size_bytes = [], 0
+        bucket.append(gradient)
+        size_bytes += gradient.nbytes
+    if bucket:
+        yield bucket
+
+
+def join(wait_s: float = WAIT_S) -> World:
+    """Meet the other processes that torchrun started."""
+    backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
+    if interface := interface_to(os.environ.get("MASTER_ADDR", "")):
+        for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
+            os.environ.setdefault(name, interface)
+    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    try:
+        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=wait_s)))
+        # torchrun's store outlives an attempt: without a place of its own, the next one finds addresses of the dead.
+        store = PrefixStore(f"attempt {restarts()}", store)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=wait_s))
+    except (RuntimeError, ValueError) as error:
+        raise _not_met(address, wait_s, error) from None
+    atexit.register(leave)  # threads of a group that is not left abort the interpreter
+    local_rank, local_size = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
+    return World(dist.get_rank(), dist.get_world_size(), local_rank, max(1, local_size))
+
+
+def interface_to(address: str) -> str | None:
+    """The network interface from which an address is reached, by name; None if that cannot be found out.
+
+    Left to itself, gloo takes the one that this machine's name stands for: on many laptops that is 127.0.1.1, where no
+    other machine finds it.
+    """
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
+        try:
+            probe.connect((address, 9))
+        except OSError:
+            return None
+        own = probe.getsockname()[0]
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == own for entry in entries):
+            return name
+    return None
+
+
+def prepared(world: World | None, make: Callable[[], T]) -> T:
+    """What `make` returns in this process. What goes wrong in any of them is raised in all."""
+    if world is None:
+        return make()
+    found, problem = None, None
+    try:
+        found = make()
+    except ClipctlError as error:
+        problem = error
+    report = None if problem is None else (type(problem), str(problem), problem.hint, socket.gethostname())
+    for rank, other in enumerate(world.all_of(report)):
+        if other is not None:
+            if problem is not None and rank == world.rank == 0:
+                raise problem
+            kind, words, hint, host = other
+            raise kind(f"rank {rank} on {host}: {words}", hint)
+    assert found is not None
+    return found
+
+
+def processes_here(ranks: int) -> int:
+    """How many of the processes that train together are on this machine; all of them unless torchrun says otherwise."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
+
+
+def threads_each(processes: int) -> int:
+    """For each of several processes of this machine."""
+    return max(1, cpu.usable_cores() // processes)
+
+
+def launcher() -> list[float] | None:
+    """Which torchrun started this process: its number and when it began, or None."""
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        return None
+    try:
+        return [os.getppid(), psutil.Process(os.getppid()).create_time()]
+    except psutil.Error:
+        return None
+
+
+def restarts() -> int:
+    """How often torchrun has started these processes again."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+
+
+def leave() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def is_lost_rank(error: RuntimeError) -> bool:
+    """Whether an error says that another process does not answer."""
+    signs = ("Connection closed", "Connection reset", "Timed out", "timed out", "Broken pipe", "gloo", "NCCL")
+    return dist.is_initialized() and any(sign in str(error) for sign in signs)
+
+
+def _not_met(address: str, wait_s: float, error: Exception) -> DeviceError:
+    rank, size = os.environ.get("RANK"), os.environ["WORLD_SIZE"]
+    if "EADDRINUSE" in str(error) or "already in use" in str(error):
+        return DeviceError(f"{address} is taken by another program", "choose another port: torchrun --master-port N")
+    return DeviceError(
+        f"rank {rank} waited {wait_s:g} s at {address} for all {size} processes",
+        "start the same number everywhere, and let every machine reach that address and port",
+    )

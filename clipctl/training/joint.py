@@ -1,0 +1,123 @@
+"""A session of several processes: rank 0 prepares it, the others get the same, and all compare what they have."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import clipctl
+from clipctl.config import layers
+from clipctl.config.layers import Layer
+from clipctl.data import tokenizers
+from clipctl.errors import ClipctlError, DataError, DeviceError, ExitCode, RunError, Stopped
+from clipctl.model.workload import Setting
+from clipctl.runs.rundir import RunDir
+from clipctl.training.distributed import World, launcher, prepared, restarts, threads_each
+from clipctl.training.plan import TrainPlan, make_plan
+from clipctl.training.session import Session
+
+MANY_REASON = "Apple's GPU cannot be shared by several processes"
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What rank 0 has decided, and what the others must have too."""
+
+    config: dict[str, Any]  # complete
+    setting: Setting
+    tokenizer: dict[str, Any]
+    run: str
+    deadline_s: float | None
+    fingerprint: str  # of the data
+    versions: tuple[str, str]  # of clipctl and torch
+
+    @classmethod
+    def of(cls, session: Session) -> "Terms":
+        plan = session.plan
+        assert session.run is not None
+        return cls(
+            dict(layers.to_layer(plan.config).values),
+            plan.placement.setting,
+            plan.data.tokenizer.to_dict(),
+            str(session.run.path),
+            plan.deadline_s,
+            plan.data.fingerprint,
+            _versions(),
+        )
+
+
+def machine_layer(local_rank: int, local_size: int) -> Layer:
+    """What one of several processes may take of its machine, unless asked for otherwise."""
+    device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
+    return Layer("torchrun", {"runtime.threads": threads_each(local_size), "runtime.device": device})
+
+
+def share(session: Session, world: World) -> Session:
+    """On rank 0: let the others have this session, and make sure that they have the same data."""
+    device = session.plan.placement.device
+    if device.kind in ("mps", "hybrid"):
+        raise DeviceError(MANY_REASON, "use --device cpu, or train in one process")
+    world.from_first(Terms.of(session))
+    try:
+        return prepared(world, lambda: replace(session, world=world))
+    except ClipctlError:
+        session.close()
+        raise
+
+
+def follow(world: World, asked: Sequence[Layer]) -> Session:
+    """On any other rank: the session that rank 0 shares. Of what was asked for here only the place of the data counts,
+    which may be another on every machine."""
+    terms: Terms = world.from_first(None)
+    plan = prepared(world, lambda: _same(terms, _plan(terms, world, asked)))
+    run = RunDir(Path(terms.run))
+    return Session(plan, run.path.parent, run=run, is_checked=True, world=world)
+
+
+PLACES = ("data.source", "data.val", "data.image_root")
+
+
+def _plan(terms: Terms, world: World, asked: Sequence[Layer]) -> TrainPlan:
+    own = machine_layer(world.local_rank, world.local_size).values
+    places = {key: layer.values[key] for layer in asked for key in PLACES if key in layer.values}
+    config = layers.resolve([Layer("rank 0", terms.config), Layer("data", places)])
+    device = own["runtime.device"] if terms.setting.device.startswith("cuda") else terms.setting.device
+    threads = min(terms.setting.threads, own["runtime.threads"])
+    runtime = replace(config.runtime, device=device, precision=terms.setting.precision, threads=threads)  # type: ignore[arg-type]
+    config = replace(config, runtime=runtime)
+    plan = make_plan(config, tokenizer=tokenizers.from_dict(terms.tokenizer), ranks=world.size)
+    return replace(plan, deadline_s=terms.deadline_s)
+
+
+def _same(terms: Terms, plan: TrainPlan) -> TrainPlan:
+    """The plan, if it is that of rank 0."""
+    if terms.versions != _versions():
+        theirs, ours = (" and torch ".join(versions) for versions in (terms.versions, _versions()))
+        raise RunError(f"it has clipctl {ours}, rank 0 has clipctl {theirs}", "install the same on every machine")
+    if terms.fingerprint != plan.data.fingerprint:
+        source = " + ".join(plan.config.data.source)
+        raise DataError(f"its {source} differs from that of rank 0", "copy the same data to every machine")
+    return plan
+
+
+def _versions() -> tuple[str, str]:
+    return clipctl.__version__, torch.__version__
+
+
+# --- started again --------------------------------------------------------------------------------------------
+
+
+def interrupted_run(root: Path) -> RunDir | None:
+    """The run that torchrun's last attempt began, if this is another attempt."""
+    if restarts() == 0:
+        return None
+    mine = launcher()
+    for run in reversed(RunDir.all(root)):
+        if mine is not None and run.read_environment().get("launcher") == mine:
+            status = run.status()
+            if status is not None and status.state == "stopped":
+                raise Stopped(f"{run.name} was stopped, saved", run.way_on, ExitCode.TERMINATED)
+            return run
+    return None

@@ -1,0 +1,21 @@
+#!/bin/bash
+# Train on four nodes of a SLURM cluster, one process per GPU: sbatch examples/slurm.sh photos/captions.csv
+#SBATCH --job-name=clipctl
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=16
+#SBATCH --time=12:00:00
+#SBATCH --signal=TERM@120
+
+# --signal asks for the end two minutes before the time is up: clipctl saves, and the next job resumes.
+first_node=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+
+srun torchrun \
+    --nnodes "$SLURM_NNODES" \
+    --nproc-per-node "${SLURM_GPUS_ON_NODE:-1}" \
+    --rdzv-id "$SLURM_JOB_ID" \
+    --rdzv-backend c10d \
+    --rdzv-endpoint "$first_node:29500" \
+    --max-restarts 3 \
+    -m clipctl train "$@" --runs-dir "${RUNS:-$HOME/runs}"
