@@ -4,8 +4,8 @@ import itertools
 import re
 import signal
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -222,7 +222,7 @@ class TrainLoader:
         timeout_s: float = WORKER_TIMEOUT_S,
     ) -> None:
         self.dataset, self.collate, self.workers, self._sampler = dataset, collate, workers, sampler
-        self._timeout_s = timeout_s if workers else None
+        self._timeout_s = timeout_s
         self._loader: DataLoader[Any] = DataLoader(
             dataset,
             batch_sampler=cast(Any, sampler),
@@ -246,11 +246,11 @@ class TrainLoader:
         self._sampler.start(epoch, first_batch)
         # Starts the workers the first time, and reuses them after that. They do not receive Ctrl-C, because the trainer
         # still has to finish its step and save: they exit when it tells them to, or when it is gone.
-        with signals_held(), _alarm(self._timeout_s):
+        with signals_held(), _sigchld_kept(), self._watch():
             batches = iter(self._loader)
         while True:
             try:
-                with _alarm(self._timeout_s):
+                with self._watch():
                     batch = next(batches, None)
             except DataError as error:  # from a worker it includes the traceback; the last line is the message
                 raise DataError(
@@ -260,11 +260,19 @@ class TrainLoader:
                 return
             yield batch
 
+    def _watch(self) -> AbstractContextManager[None]:
+        """Bounds what waits for workers; there may be none."""
+        return _alarm(self._timeout_s, self._workers_live) if self.workers else nullcontext()
+
+    def _workers_live(self) -> bool:
+        iterator: Any = self._loader._iterator  # None until all have started
+        return iterator is None or all(worker.is_alive() for worker in iterator._workers)
+
     def worker_error(self, error: RuntimeError) -> TrainingError | None:
-        """If torch reports a failed worker: which one, and how it failed. Torch may raise this anywhere, not only while
-        loading a batch, and gives a process id at most."""
+        """If a batch could not be loaded because of a worker: which one, and how it failed."""
         batches: Any = self._loader._iterator
-        if not (isinstance(error, WorkerSilentError) or str(error).startswith("DataLoader ")) or batches is None:
+        # torch looks after its workers, too, and gives a process id at most
+        if not (isinstance(error, WorkerError) or str(error).startswith("DataLoader ")) or batches is None:
             return None
         hint = "continue with --resume; --workers 0 loads pictures without worker processes"
         for number, worker in enumerate(batches._workers):
@@ -295,26 +303,40 @@ class TrainLoader:
             queue.close()
 
 
-class WorkerSilentError(RuntimeError):
-    """No batch has arrived for too long."""
+class WorkerError(RuntimeError):
+    """A worker has ended, or no batch has arrived for too long."""
 
 
 @contextmanager
-def _alarm(seconds: float | None) -> Iterator[None]:
-    """Raise WorkerSilentError if the block takes longer; None means no limit.
+def _sigchld_kept() -> Iterator[None]:
+    """Take back the handler of SIGCHLD that torch sets as it starts workers. It raises wherever the program happens to
+    be: in the middle of a step, or in a destructor, where the error is printed and lost."""
+    if not hasattr(signal, "SIGCHLD") or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGCHLD)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+
+
+@contextmanager
+def _alarm(seconds: float, workers_live: Callable[[], bool]) -> Iterator[None]:
+    """Raise WorkerError if a worker ends or the block takes longer.
 
     Torch's own timeout covers waiting for a message but not reading it, and a worker may stop in the middle of one.
     Time is counted in ticks, which pause while the trainer itself is suspended.
     """
-    if seconds is None or not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
+    if not hasattr(signal, "setitimer") or threading.current_thread() is not threading.main_thread():
         yield
         return
 
     ticks = itertools.count(1)
 
     def tick(number: int, frame: FrameType | None) -> None:
-        if next(ticks) * TICK_S >= seconds:
-            raise WorkerSilentError
+        if next(ticks) * TICK_S >= seconds or not workers_live():
+            raise WorkerError
 
     before = signal.signal(signal.SIGALRM, tick)
     signal.setitimer(signal.ITIMER_REAL, TICK_S, TICK_S)

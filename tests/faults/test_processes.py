@@ -148,6 +148,22 @@ def test_a_hung_worker_is_named(loader):
     assert not worker.is_alive()
 
 
+def test_a_killed_worker_interrupts_nothing_but_loading(loader):
+    """Torch raises from a handler of SIGCHLD, wherever the program happens to be."""
+    batches = loader.epoch(1)
+    next(batches)
+    worker = loader._loader._iterator._workers[0]
+    worker.kill()
+    worker.join()
+    assert signal.getsignal(signal.SIGCHLD) is signal.SIG_DFL
+    with pytest.raises(RuntimeError) as caught:
+        while True:
+            list(batches)  # what was prefetched comes first
+            batches = loader.epoch(2)
+    assert str(loader.worker_error(caught.value)) == f"loader worker 0 (process {worker.pid}) ended with signal 9"
+    loader.close()
+
+
 def test_a_worker_that_stopped_with_a_lock_in_its_hand_holds_nobody_up(loader):
     """Each batch, a worker asks under a lock whether it is to end. Stopped or killed there, it keeps the lock."""
     next(loader.epoch(1))
