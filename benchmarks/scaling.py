@@ -2,6 +2,8 @@
 
     python benchmarks/scaling.py network              what two processes of this machine can tell each other per second
     python benchmarks/scaling.py check [--rounds 3]   steps of 1, 2 and 4 processes: forecast against measured
+    python benchmarks/scaling.py overlap              gradients sent during the backward pass or after it, by two
+                                                      machines with 1 Gbit/s between them (namespaces; root)
     python benchmarks/scaling.py study [--out docs]   200M, 500M and 1B parameters on 1 to 1,024 machines, as
                                                       scaling.md and scaling.png
 
@@ -17,7 +19,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import nullcontext
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -25,14 +29,21 @@ import torch.distributed as dist
 from clipctl.bench.recommend import Question, model_of_size
 from clipctl.bench.scaling import scale
 from clipctl.bench.steps import measure_workload
+from clipctl.config.layers import Layer, resolve
 from clipctl.config.quantities import parse_count
+from clipctl.data.batch import Batch
 from clipctl.hardware import cpu
+from clipctl.hardware.devices import open_device
 from clipctl.hardware.profile import load_profile
 from clipctl.model import cost
 from clipctl.model.communication import BETWEEN, Network
 from clipctl.model.forecast import CostModel
 from clipctl.model.workload import Setting
 from clipctl.runs import metrics
+from clipctl.training import distributed
+from clipctl.training.distributed import GradientSum
+from clipctl.training.state import fresh_state, share_state
+from clipctl.training.step import train_step
 
 RANKS = (1, 2, 4)
 CASES = (("tiny", 32), ("tiny", 128), ("small", 12))
@@ -80,6 +91,62 @@ def network(asked):
             f"sum of 100 MB among 2 processes: {large:.3f} s, {100e6 / large / 1e9:.2f} GB/s; of 4 bytes: {small:.1e} s"
         )
     dist.destroy_process_group()
+
+
+# --- overlap --------------------------------------------------------------------------------------------------
+
+PORT = "29533"
+
+
+def overlap(asked):
+    """Starts itself again on two machines that are none."""
+    if "RANK" in os.environ:
+        return overlap_here(asked)
+    from tests.distributed.link import ADDRESSES, inside, two_machines
+
+    words = ["--nnodes", "2", "--nproc-per-node", "1", "--master-addr", ADDRESSES[0], "--master-port", PORT]
+    again = [__file__, "overlap", "--presets", *asked.presets, "--rounds", str(asked.rounds)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": "."}
+    with two_machines(0.0002, BETWEEN.bytes_per_s):
+        processes = []
+        for side in (0, 1):
+            place = ["--node-rank", str(side), *again]
+            command = [*inside(side), sys.executable, "-m", "torch.distributed.run", *words, *place]
+            processes.append(subprocess.Popen(command, env=environment))
+        if any([process.wait() for process in processes]):
+            raise SystemExit("a process failed")
+
+
+def overlap_here(asked):
+    """Steps with and without, in turns."""
+    world = distributed.join()
+    for preset, pairs in (("tiny", 64), ("small", 6)):
+        if preset not in asked.presets:
+            continue
+        config = resolve([Layer("benchmark", {"preset": preset, "recipe": "plain", "model.text.vocab_size": 60})])
+        state = fresh_state(config, open_device("cpu"), "fp32", 1)
+        share_state(state, world)
+        side, tokens = config.model.image.size_px, torch.randint(1, 30, (pairs, 60))
+        keys = torch.stack([torch.arange(pairs) + world.rank * pairs] * 2, dim=1)
+        images = torch.randint(0, 256, (pairs, side, side, 3), dtype=torch.uint8)
+        batch = Batch(images, tokens, torch.ones(pairs, 3), None, keys=keys)
+        taken = {True: [], False: []}
+        for number in range(2 * (asked.rounds + 1)):
+            overlaps = number % 2 == 0
+            during = GradientSum.during_backward if overlaps else nullcontext
+            with patch.object(GradientSum, "during_backward", during):
+                world.wait()
+                started = time.perf_counter()
+                train_step(state, batch, lr=1e-5)
+                world.wait()
+                taken[overlaps].append(time.perf_counter() - started)
+        if world.is_first:
+            during, after = (statistics.median(taken[key][1:]) for key in (True, False))
+            sent_bytes = 4 * sum(one.numel() for one in state.model.parameters())
+            print(f"{machine()}, {preset}, {pairs} pairs each, {sent_bytes / 1e6:.0f} MB of gradients:", flush=True)
+            print(f"  sent after the backward pass {after:.3f} s, during it {during:.3f} s ({during / after:.2f} x)")
+    world.wait()
+    distributed.leave()
 
 
 # --- check ----------------------------------------------------------------------------------------------------
@@ -169,9 +236,9 @@ def lines(found, model, setting):
         f"    {machine()}, steps in {setting.precision}",
         "",
         f"Each machine takes {PAIRS_EACH} pairs of every batch, so 1,024 of them contrast 32,768 pairs, as CLIP did.",
-        "Compute follows from steps measured here, communication from [arithmetic](several-processes.md); nothing",
-        "overlaps. With a GPU in each machine, compute shrinks and communication stays: on such a machine,",
-        "`clipctl recommend-device --nodes N` forecasts that.",
+        "Compute follows from steps measured here, communication from [arithmetic](several-processes.md); gradients",
+        "are sent during the backward pass. With a GPU in each machine, compute shrinks and communication stays:",
+        "`clipctl recommend-device --nodes N` forecasts that there.",
         "",
         "## One machine",
         "",
@@ -239,13 +306,13 @@ def draw(found, path):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["network", "check", "study"])
+    parser.add_argument("part", choices=["network", "overlap", "check", "study"])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--presets", nargs="+", default=["tiny", "small"], help="for check")
+    parser.add_argument("--presets", nargs="+", default=["tiny", "small"], help="for check and overlap")
     parser.add_argument("--precision", default="fp32")
     parser.add_argument("--out", default="docs")
     asked = parser.parse_args()
-    {"network": network, "check": check, "study": study}[asked.part](asked)
+    {"network": network, "overlap": overlap, "check": check, "study": study}[asked.part](asked)
 
 
 if __name__ == "__main__":

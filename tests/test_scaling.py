@@ -50,6 +50,19 @@ def test_one_process_tells_nobody_anything(question):
     assert communication_s(question.workload, 64, 1, SLOW) == 0.0
 
 
+def test_gradients_hide_behind_the_last_backward_pass(question):
+    part = replace(question.workload, batch_size=32)
+    exposed = communication_s(part, 64, 2, SLOW)
+    gradient_s = traffic(part, 64, 2).gradient_bytes / SLOW.bytes_per_s
+    assert communication_s(part, 64, 2, SLOW, 1e6) == pytest.approx(exposed - gradient_s)
+    assert communication_s(part, 64, 2, SLOW, 1e-6) == pytest.approx(exposed, abs=1e-6)
+    in_parts = replace(part, micro_batch=8)  # four, of which the last one's gradients are complete
+    assert in_parts.last_backward_share == pytest.approx(2 / 4 / 4)
+    assert communication_s(replace(part, shards=2), 64, 2, SLOW, 1e6) == communication_s(
+        replace(part, shards=2), 64, 2, SLOW
+    )
+
+
 def test_a_network_without_cost_leaves_the_computing(question, profile):
     model = CostModel(profile)
     for one in scale(question, profile, CPU, [1, 2, 4], FAST):

@@ -1,7 +1,7 @@
 """How far several machines like this one would carry: time of a step, efficiency, hours and money. No torch.
 
-The batch is shared among the machines: each computes its part in the time that was measured or forecast here, then they
-talk to each other by the arithmetic of `model.communication`. Nothing overlaps, so a forecast is rather too long.
+The batch is shared among the machines: each computes its part in the time that was measured or forecast here. What they
+send each other takes the time that `model.communication` works out; gradients are sent during the backward pass.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ class Scale:
     nodes: int
     pairs: int  # of a batch, on each
     step_s: Estimate
-    communication_s: float  # of a step
+    communication_s: float  # of a step, beside computing
     sent_bytes: float  # by each, in a step
     efficiency: float  # how much of its time a machine computes, compared with one alone
     epoch_s: float
@@ -51,18 +51,19 @@ def scale(
     alone = model.step_s(setting, whole)
     for count in nodes:
         pairs = -(-question.batch_size // count)
-        compute = model.step_s(setting, replace(whole, batch_size=pairs))
+        part = replace(whole, batch_size=pairs)
+        compute = model.step_s(setting, part)
         if alone is None or compute is None or question.batch_size < 2 * count:
             continue
-        talking_s = communication_s(whole, question.batch_size, count, network)
-        step_s = compute.shifted(talking_s)
+        waiting_s = communication_s(part, question.batch_size, count, network, compute.value)
+        step_s = compute.shifted(waiting_s)
         epoch_s = step_s.value * question.steps_per_epoch
         found.append(
             Scale(
                 nodes=count,
                 pairs=pairs,
                 step_s=step_s,
-                communication_s=talking_s,
+                communication_s=waiting_s,
                 sent_bytes=traffic(whole, question.batch_size, count).total_bytes,
                 efficiency=alone.value / (count * step_s.value),
                 epoch_s=epoch_s,

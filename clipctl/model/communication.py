@@ -1,4 +1,4 @@
-"""What several processes tell each other in a step, and how long that takes. Arithmetic only, no torch.
+"""What several processes send each other in a step, and how long that takes. Arithmetic only, no torch.
 
 W processes share a batch of B pairs with embeddings of E numbers; P parameters are trained. In each step
 - embeddings are gathered: every process gets the rows of all others,
@@ -56,9 +56,18 @@ def traffic(workload: Workload, batch_size: int, ranks: int) -> Traffic:
     )
 
 
-def communication_s(workload: Workload, batch_size: int, ranks: int, network: Network) -> float:
-    """What a step spends on it if nothing overlaps: bytes by bandwidth, and a round through all for each exchange."""
+def communication_s(
+    workload: Workload, batch_size: int, ranks: int, network: Network, compute_s: float = 0.0
+) -> float:
+    """How much longer a step takes because of it: bytes by bandwidth, and a round through all for each exchange.
+
+    `workload` is one process's part. `compute_s` is what a step of it takes alone, if other hardware sends meanwhile:
+    then gradients that are sent during the last backward pass cost nothing. Whether those of a split model overlap was
+    not measured, so they count in full.
+    """
     if ranks == 1:
         return 0.0
-    sent = traffic(workload, batch_size, ranks).total_bytes / network.bytes_per_s
-    return sent + EXCHANGES * (ranks - 1) * network.latency_s
+    sent = traffic(workload, batch_size, ranks)
+    gradient_s = sent.gradient_bytes / network.bytes_per_s
+    hidden_s = min(gradient_s, workload.last_backward_share * compute_s) if workload.shards == 1 else 0.0
+    return sent.total_bytes / network.bytes_per_s - hidden_s + EXCHANGES * (ranks - 1) * network.latency_s

@@ -69,6 +69,11 @@ class Workload:
         return 1 + (self.micro_batch is not None) + self.recompute
 
     @property
+    def last_backward_share(self) -> float:
+        """Of a step: the backward pass of the last micro-batch, in which gradients become complete."""
+        return 2 / (2 + self.forward_passes) * self.kept_pairs / self.batch_size
+
+    @property
     def attention_shapes(self) -> dict[AttentionShape, int]:
         """How many blocks compute attention in which shape. A last block that writes one token only is left out."""
         image, text = self.model.image, self.model.text

@@ -7,7 +7,8 @@ and pass its gradients on. What depends on a clock or a signal is decided togeth
 import atexit
 import os
 import socket
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -62,17 +63,6 @@ class World:
         dist.all_reduce(tensor)
         return tensor
 
-    def sum_gradients(self, parameters: Iterable[Parameter]) -> None:
-        """Each process has the gradients of its own pairs, of a loss that is a sum over pairs: so a sum, no mean."""
-        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        buckets = list(_buckets(gradients))
-        flat = [torch.cat([one.flatten() for one in bucket]) for bucket in buckets]
-        for work in [dist.all_reduce(one, async_op=True) for one in flat]:
-            work.wait()
-        for bucket, summed in zip(buckets, flat, strict=True):
-            for gradient, part in zip(bucket, torch.split(summed, [one.numel() for one in bucket]), strict=True):
-                gradient.copy_(part.view_as(gradient))
-
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
         """Overwrite tensors with those of rank 0."""
         for tensor in tensors:
@@ -107,14 +97,69 @@ class World:
         return found
 
 
-def _buckets(gradients: list[Tensor]) -> Iterable[list[Tensor]]:
-    bucket, size_bytes = list[Tensor](), 0
-    for gradient in gradients:
-        if bucket and (size_bytes + gradient.nbytes > BUCKET_BYTES or gradient.dtype != bucket[0].dtype):
+class GradientSum:
+    """The sum of all processes' gradients, sent while the backward pass is still going on.
+
+    Each process has the gradients of its own pairs, of a loss that is a sum over pairs: so a sum, not a mean. Gradients
+    are sent in buckets, last blocks first, because those are finished first. All processes send the buckets in
+    the same order, whatever is finished first in one of them. A bucket that has been sent holds complete gradients, so
+    a process that runs out of memory after that repeats its backward pass without sending the bucket again.
+    """
+
+    def __init__(self, towers: Iterable[Iterable[Parameter]]) -> None:
+        """`towers`: the parameters of each, in the order in which the backward pass goes through the towers."""
+        trained = (one for tower in towers for one in reversed(list(tower)) if one.requires_grad)
+        self._buckets = list(_buckets(trained))
+        self._place = {parameter: place for place, bucket in enumerate(self._buckets) for parameter in bucket}
+        self._missing: list[int] = []
+        self._sent: list[tuple[Tensor, dist.Work]] = []
+
+    @contextmanager
+    def during_backward(self) -> Iterator[None]:
+        """Send each bucket as soon as its gradients, and those of the buckets before it, are complete."""
+        self._missing = [len(bucket) for bucket in self._buckets]
+        hooks = [
+            one.register_post_accumulate_grad_hook(self._complete)  # type: ignore[no-untyped-call]
+            for one in self._place
+        ]
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def finish(self) -> None:
+        """Send the rest, wait for all, and replace each gradient by its sum."""
+        while len(self._sent) < len(self._buckets):
+            self._send()
+        for bucket, (flat, work) in zip(self._buckets, self._sent, strict=True):
+            work.wait()
+            gradients = _gradients(bucket)
+            for gradient, part in zip(gradients, torch.split(flat, [one.numel() for one in gradients]), strict=True):
+                gradient.copy_(part.view_as(gradient))
+
+    def _complete(self, parameter: Parameter) -> None:
+        self._missing[self._place[parameter]] -= 1
+        while len(self._sent) < len(self._buckets) and self._missing[len(self._sent)] == 0:
+            self._send()
+
+    def _send(self) -> None:
+        flat = torch.cat([one.flatten() for one in _gradients(self._buckets[len(self._sent)])])
+        self._sent.append((flat, dist.all_reduce(flat, async_op=True)))
+
+
+def _gradients(bucket: list[Parameter]) -> list[Tensor]:
+    return [parameter.grad for parameter in bucket if parameter.grad is not None]
+
+
+def _buckets(parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
+    bucket, size_bytes = list[Parameter](), 0
+    for parameter in parameters:
+        if bucket and (size_bytes + parameter.nbytes > BUCKET_BYTES or parameter.dtype != bucket[0].dtype):
             yield bucket
             bucket, size_bytes = [], 0
-        bucket.append(gradient)
-        size_bytes += gradient.nbytes
+        bucket.append(parameter)
+        size_bytes += parameter.nbytes
     if bucket:
         yield bucket
 

@@ -358,14 +358,17 @@ def _forecast(
 
 
 def _together(step_s: Estimate, config: TrainConfig, workload: Workload, decision: Decision, ranks: int) -> Estimate:
-    """A step of several processes: those of one machine share its cores, and all talk to each other."""
+    """A step of several processes: those of one machine share its cores, and all communicate."""
     here = processes_here(ranks)
-    network = WITHIN if here == ranks else BETWEEN
+    is_one_machine = here == ranks
+    network = WITHIN if is_one_machine else BETWEEN
     crowding = here * int(decision.threads.value) / cpu.usable_cores()
     if decision.device.kind == "cpu" and crowding > 1:
         step_s = step_s.scaled(crowding)
         network = replace(network, latency_s=TURN_S)
-    return step_s.shifted(communication_s(workload, config.train.batch_size, ranks, network))
+    # On one machine's processors, sending takes the cores that compute.
+    compute_s = 0.0 if is_one_machine and decision.device.kind == "cpu" else step_s.value
+    return step_s.shifted(communication_s(workload, config.train.batch_size, ranks, network, compute_s))
 
 
 def _features_s(config: TrainConfig, workload: Workload, decision: Decision, pictures: int) -> float:

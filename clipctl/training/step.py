@@ -1,6 +1,7 @@
 """One optimizer update, in two parts: gradients of a batch, then the update. Training, trials and preflight use it."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import torch
@@ -10,7 +11,7 @@ from torch.nn.utils import clip_grad_norm_, get_total_norm
 
 from clipctl.data.batch import Batch
 from clipctl.hardware.devices import is_out_of_memory
-from clipctl.model.clip import autocast, normalise
+from clipctl.model.clip import Clip, autocast, normalise
 from clipctl.model.loss import (
     LOSS_SHARES,
     LOSSES,
@@ -21,6 +22,7 @@ from clipctl.model.loss import (
     picture_share,
     positive_rows,
 )
+from clipctl.training.distributed import GradientSum
 from clipctl.training.optim import LR_SHARE
 from clipctl.training.sharding import clip_gradients, is_split
 from clipctl.training.state import TrainState, in_passes
@@ -65,14 +67,15 @@ def gradients(state: TrainState, batch: Batch, mark: Mark = lambda phase: None) 
     among which the model is split cannot: they must all make the same passes.
     """
     contrast, pairs = _Contrast(state, batch), _most_pairs(state, batch)
+    total = GradientSum(_parameters_to_sum(state.model)) if state.world is not None else None
     while True:
         try:
             state.optimizer.zero_grad(set_to_none=True)
             micro_batch = min(state.micro_batch or pairs, pairs)
             result = (
-                _whole(state, batch, contrast, mark)
+                _whole(state, batch, contrast, total, mark)
                 if micro_batch == pairs
-                else _cached(state, in_passes(state, batch, micro_batch, pairs), contrast, mark)
+                else _cached(state, in_passes(state, batch, micro_batch, pairs), contrast, total, mark)
             )
             break
         except (RuntimeError, MemoryError) as error:
@@ -81,11 +84,17 @@ def gradients(state: TrainState, batch: Batch, mark: Mark = lambda phase: None) 
         # Not in the handler: while it runs, the traceback keeps the tensors of the failed attempt alive.
         state.micro_batch = micro_batch // 2
         state.device.release()
-    if state.world is not None:
-        # Those of parameters that are split have been summed in the backward pass.
-        state.world.sum_gradients(one for one in state.model.parameters() if not is_split(one))
+    if total is not None:
+        total.finish()
         mark("communication")
     return result
+
+
+def _parameters_to_sum(model: Clip) -> list[list[Parameter]]:
+    """Tower by tower, in the order of the backward pass; the temperature comes last. The gradients of a sharded model
+    are summed in the backward pass itself."""
+    towers = list(model.image.parameters()), list(model.text.parameters()), _scaling(model)
+    return [[one for one in tower if not is_split(one)] for tower in towers]
 
 
 def _most_pairs(state: TrainState, batch: Batch) -> int:
@@ -96,18 +105,26 @@ def _most_pairs(state: TrainState, batch: Batch) -> int:
     return pairs
 
 
-def _whole(state: TrainState, batch: Batch, contrast: "_Contrast", mark: Mark) -> BatchResult:
+def _whole(
+    state: TrainState, batch: Batch, contrast: "_Contrast", total: GradientSum | None, mark: Mark
+) -> BatchResult:
     """All pairs at once: their activations are kept until the backward pass."""
     image, text = _embed(state, batch, mark)[:2]
     mark("forward")
     slopes = contrast.slopes(image, text, mark)
     sides = [(side, slope) for side, slope in zip((image, text), slopes, strict=True) if side.requires_grad]
-    torch.autograd.backward([side for side, _ in sides], [slope for _, slope in sides])
+    with nullcontext() if total is None else total.during_backward():
+        # Alone, both towers at once: they may be on two devices. With other processes, one after the other: the
+        # gradients of the first are sent during the backward pass of the second.
+        for group in [sides] if total is None else [[one] for one in sides]:
+            torch.autograd.backward([side for side, _ in group], [slope for _, slope in group])
     mark("backward")
     return contrast.result()
 
 
-def _cached(state: TrainState, parts: list[Batch], contrast: "_Contrast", mark: Mark) -> BatchResult:
+def _cached(
+    state: TrainState, parts: list[Batch], contrast: "_Contrast", total: GradientSum | None, mark: Mark
+) -> BatchResult:
     """The same gradients with the activations of one micro-batch at a time (GradCache): embed everything without
     keeping activations, then each micro-batch again, to pass its part of the slopes on. Random numbers are replayed:
     both passes agree."""
@@ -126,9 +143,11 @@ def _cached(state: TrainState, parts: list[Batch], contrast: "_Contrast", mark: 
     for part, replay, (image_slope, text_slope) in zip(parts, replays, of_parts, strict=True):
         _restore_rng(state, replay)
         images, tokens = _inputs(state, part, mark)
-        # One tower after the other: only one has activations at a time.
-        _pass_on(state, state.model.encode_image, images, image_slope, mark)
-        _pass_on(state, state.model.encode_text, tokens, text_slope, mark)
+        is_last = part is parts[-1]  # only now are gradients complete
+        with total.during_backward() if total is not None and is_last else nullcontext():
+            # One tower after the other: only one has activations at a time.
+            _pass_on(state, state.model.encode_image, images, image_slope, mark)
+            _pass_on(state, state.model.encode_text, tokens, text_slope, mark)
     _restore_rng(state, after)
     return contrast.result()
 
@@ -175,13 +194,9 @@ class _Contrast:
     def result(self) -> BatchResult:
         """What the batch came to; leaves the gradients of what scales the logits, which no tower has."""
         assert self._found is not None
-        for parameter, slope in zip(self._scaling(), self._found[2:], strict=True):
+        for parameter, slope in zip(_scaling(self._state.model), self._found[2:], strict=True):
             parameter.grad = slope
         return self._result
-
-    def _scaling(self) -> list[Parameter]:
-        model = self._state.model
-        return [one for one in (model.log_scale, model.bias) if one is not None and one.requires_grad]
 
     def _alone(self, image: Tensor, text: Tensor) -> tuple[Tensor, ...]:
         state, positives = self._state, self._batch.positives
@@ -231,7 +246,12 @@ class _Contrast:
     def _grad(self, loss: Tensor, embeddings: Embeddings) -> tuple[Tensor, ...]:
         scale = self._state.loss_scale
         scaled = loss if scale is None else loss * scale.value
-        return torch.autograd.grad(scaled, [embeddings.image, embeddings.text, *self._scaling()])
+        return torch.autograd.grad(scaled, [embeddings.image, embeddings.text, *_scaling(self._state.model)])
+
+
+def _scaling(model: Clip) -> list[Parameter]:
+    """The temperature and bias of the logits, if they are trained."""
+    return [one for one in (model.log_scale, model.bias) if one is not None and one.requires_grad]
 
 
 def _restore_rng(state: TrainState, replay: tuple[Tensor, Tensor | None]) -> None:

@@ -4,6 +4,7 @@ torchrun --nproc-per-node 2 -m tests.distributed.gradients OUT
 """
 
 import sys
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -15,6 +16,7 @@ from clipctl.data.batch import Batch
 from clipctl.hardware.devices import open_device
 from clipctl.model.loss import softmax_loss
 from clipctl.training import distributed
+from clipctl.training.distributed import GradientSum
 from clipctl.training.sharding import whole
 from clipctl.training.state import fresh_state, shard_state, share_state
 from clipctl.training.step import gradients, train_step
@@ -78,6 +80,30 @@ def found_in(values, batch, world):
     return {**named, "the loss": result.loss, "the accuracy": result.accuracy}
 
 
+def out_of_memory(world):
+    """The gradients if the last process fails in the first layer of its image tower, once; and what each of them made
+    of it: its micro-batch, and how many buckets of gradients it had sent before that layer."""
+    state, sent_before = state_of({}, world), []
+    send = GradientSum._send
+
+    def fail(parameter):
+        hook.remove()
+        sent_before.append(len(sums[0]._sent))
+        if world.rank == world.size - 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+
+    def remember(total):
+        sums.append(total)
+        send(total)
+
+    sums = []
+    hook = state.model.image.patches.weight.register_post_accumulate_grad_hook(fail)
+    with patch.object(GradientSum, "_send", remember):
+        result = gradients(state, part_of(a_batch(), world))
+    found = {name: one.grad for name, one in state.model.named_parameters()}
+    return {**found, "the loss": result.loss, "the accuracy": result.accuracy}, (state.micro_batch, sent_before)
+
+
 def after_steps(world, values, steps=50):
     state, batch = state_of(values, world), a_batch()
     for _ in range(steps):
@@ -115,16 +141,19 @@ def everything(world):
 
 def main():
     world = distributed.join()
+    distributed.BUCKET_BYTES = 4096  # many of them, although the model is small
     found = everything(world)
     found["the usual way"] = usual_way(world)
+    found["out of memory"], reaction = out_of_memory(world)
     equal = all(
         torch.equal(tensor, other[case][name])
         for other in world.all_of(found)
         for case, tensors in found.items()
         for name, tensor in tensors.items()
     )
+    reactions = world.all_of(reaction)
     if world.is_first:
-        torch.save({"found": found, "equal": equal}, sys.argv[1])
+        torch.save({"found": found, "equal": equal, "reactions": reactions}, sys.argv[1])
     dist.barrier()
     distributed.leave()
 

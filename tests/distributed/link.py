@@ -25,8 +25,9 @@ PACKET_BYTES = 65536
 class Link:
     """Packets from one side come out of the other, later. Counts the bytes of each side."""
 
-    def __init__(self, delay_s):
-        self.delay_s = delay_s
+    def __init__(self, delay_s, bytes_per_s=float("inf")):
+        self.delay_s, self.bytes_per_s = delay_s, bytes_per_s
+        self._free = [0.0, 0.0]  # when each side has sent all that it was given
         self.sent_bytes = [0, 0]
         self._ends = [_open_tun(name) for name in NAMES]
         self._waiting, self._number = [], 0  # (when it is due, a number that keeps the order, to whom, packet)
@@ -53,7 +54,9 @@ class Link:
                     packet = os.read(end, PACKET_BYTES)
                     self.sent_bytes[side] += len(packet)
                     self._number += 1
-                    heapq.heappush(self._waiting, (time.monotonic() + self.delay_s, self._number, 1 - side, packet))
+                    self._free[side] = max(time.monotonic(), self._free[side]) + len(packet) / self.bytes_per_s
+                    due = self._free[side] + self.delay_s
+                    heapq.heappush(self._waiting, (due, self._number, 1 - side, packet))
             while self._waiting and self._waiting[0][0] <= time.monotonic():
                 _, _, side, packet = heapq.heappop(self._waiting)
                 with suppress(OSError):
@@ -79,12 +82,12 @@ def _enter(namespace):
 
 
 @contextmanager
-def two_machines(delay_s):
+def two_machines(delay_s, bytes_per_s=float("inf")):
     """Two namespaces that reach each other with a delay each way; commands run there with `inside(side)`."""
     try:
         for name in NAMES:
             _ip("netns", "add", name)
-        with Link(delay_s) as link:
+        with Link(delay_s, bytes_per_s) as link:
             for name, own, other in zip(NAMES, ADDRESSES, reversed(ADDRESSES), strict=True):
                 _ip("-n", name, "link", "set", "lo", "up")
                 _ip("-n", name, "addr", "add", own, "peer", other, "dev", "link0")

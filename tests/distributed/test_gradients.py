@@ -59,6 +59,19 @@ def test_every_process_has_the_same_bits(together):
     assert together["equal"]
 
 
+def test_gradients_are_sent_during_the_backward_pass(together):
+    for _, sent_before in together["reactions"]:
+        assert sent_before[0] > 1
+
+
+def test_a_process_out_of_memory_repeats_its_pass_and_the_others_do_not(alone, together):
+    """Some of its gradients had been sent already: they are not sent again."""
+    *others, (last, _) = together["reactions"]
+    assert last is not None and all(micro_batch is None for micro_batch, _ in others)
+    for name, gradient in alone["softmax"].items():
+        assert distance(together["found"]["out of memory"][name], gradient) <= 1e-5, name
+
+
 @pytest.mark.parametrize("case", ["after 50 steps", "after 50 steps, split"])
 def test_fifty_steps_end_with_the_same_weights(alone, together, case):
     before, expected = state_of({}, None).model.state_dict(), alone["after 50 steps"]

@@ -129,9 +129,15 @@ def _draw_dots(pen: ImageDraw.ImageDraw, x: int, y: int, bits: int, ink: RGB) ->
 def _draw_lines(pen: ImageDraw.ImageDraw, x: int, y: int, sides: str, ink: RGB) -> None:
     width, height = CELL
     middle_x, middle_y = x + width // 2, y + height // 2
-    ends = {"l": (x, middle_y), "r": (x + width, middle_y), "u": (middle_x, y), "d": (middle_x, y + height)}
+    # Rectangles, because a line of two pixels lies on one side or the other, depending on its direction.
+    spans = {
+        "l": (x, middle_y - 1, middle_x, middle_y),
+        "r": (middle_x - 1, middle_y - 1, x + width - 1, middle_y),
+        "u": (middle_x - 1, y, middle_x, middle_y),
+        "d": (middle_x - 1, middle_y - 1, middle_x, y + height - 1),
+    }
     for side in sides:
-        pen.line((middle_x, middle_y, *ends[side]), fill=ink, width=2)
+        pen.rectangle(spans[side], fill=ink)
 
 
 @cache
