@@ -192,7 +192,7 @@ NODES = tuple(2**power for power in range(11))
 SHOWN = (1, 4, 16, 64, 256, 1024)
 PAIRS_EACH = 32  # of a batch: 32,768 on 1,024 machines, which is what CLIP was trained with
 SAMPLE_PAIRS = 2  # in the step that is measured here
-DATASETS = (("1M", 1_000_000), ("12M", 12_000_000), ("400M (LAION-400M)", 400_000_000))
+DATASETS = (("1M pairs", 1_000_000), ("12M pairs", 12_000_000), ("400M pairs (LAION-400M)", 400_000_000))
 NETWORKS = (("1 Gbit/s", BETWEEN), ("100 Gbit/s", Network(bytes_per_s=12.5e9, latency_s=20e-6)))
 
 
@@ -229,22 +229,24 @@ def study(asked):
 
 def lines(found, model, setting):
     yield from (
-        "# How far machines like this one carry",
+        "# Scaling forecasts",
         "",
         "Made by `python benchmarks/scaling.py study`, on:",
         "",
         f"    {machine()}, steps in {setting.precision}",
         "",
-        f"Each machine takes {PAIRS_EACH} pairs of every batch, so 1,024 of them contrast 32,768 pairs, as CLIP did.",
-        "Compute follows from steps measured here, communication from [arithmetic](several-processes.md); gradients",
-        "are sent during the backward pass. With a GPU in each machine, compute shrinks and communication stays:",
-        "`clipctl recommend-device --nodes N` forecasts that there.",
+        f"Each machine takes {PAIRS_EACH} pairs of every batch, so 1,024 machines contrast 32,768, as the first CLIP",
+        "did. Compute time is forecast from steps measured here, communication time from the",
+        "[amount of data sent](several-processes.md); gradients are sent during the backward pass. With a GPU in each",
+        "machine, compute time shrinks and communication time does not: to forecast that, run",
+        "`clipctl recommend-device --nodes N` on such a machine.",
         "",
         "## One machine",
         "",
         "m: measured here; f: forecast.",
         "",
-        "| parameters | memory | the same, split among 8 (`--shard`) | step of 2 pairs | of 32 pairs |",
+        "| parameters | memory | memory per process, sharded across 8 (`--shard`) "
+        "| step of 2 pairs | step of 32 pairs |",
         "|---|---|---|---|---|",
     )
     for size in SIZES:
@@ -259,8 +261,8 @@ def lines(found, model, setting):
     for size in SIZES:
         yield from ("", f"## {size} parameters", "", "All forecast.", "")
         yield (
-            "| machines | network | step | of it communicating | efficiency | sent per step | "
-            + " | ".join(f"an epoch of {name}" for name, _ in DATASETS)
+            "| machines | network | step | communication | efficiency | sent per step | "
+            + " | ".join(f"epoch of {name}" for name, _ in DATASETS)
             + " |"
         )
         yield "|---|---|---|---|---|---|" + "---|" * len(DATASETS)

@@ -30,8 +30,8 @@ def main() -> None:
 
 
 def _leave_group(code: str | int | None) -> None:
-    """End one of several processes, all being done and said: threads of a process group may abort an interpreter that
-    takes itself apart."""
+    """Exit one of several processes once everything is done: threads of a process group may abort an interpreter that
+    is shutting down."""
     from clipctl.training.distributed import leave
 
     leave()

@@ -54,7 +54,7 @@ class DataError(ClipctlError):
 def unreadable(path: object, error: OSError) -> DataError:
     """The error for a file or directory that the system does not let us read."""
     hints = {
-        errno.EACCES: "you lack permission: chmod -R u+rX gives it, if the files are yours",
+        errno.EACCES: "you lack permission: if the files are yours, chmod -R u+rX grants it",
         errno.ENAMETOOLONG: "pass a path, or shorten the name",
         errno.ENOENT: "check the path",
     }
@@ -97,7 +97,8 @@ class DeviceError(ClipctlError):
 
 
 class Stopped(ClipctlError):
-    """The training was stopped by a signal, after saving everything. Asked for, so no error to the user."""
+    """The training was stopped by a signal, after saving everything. The user asked for it, so it is not shown as an
+    error."""
 
     def __init__(self, message: str, hint: str | None, exit_code: ExitCode) -> None:
         super().__init__(message, hint)

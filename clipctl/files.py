@@ -1,5 +1,5 @@
-"""The door for files: atomic writes (complete or not at all), and reading and appending that accept only plain files of
-a plausible size. Whatever a run, a dataset or the application directory holds may come from elsewhere."""
+"""All file access: atomic writes (complete or not at all), and reading and appending that accept only plain files of a
+plausible size. Whatever a run, a dataset or the application directory holds may come from elsewhere."""
 
 import errno
 import io
@@ -47,7 +47,8 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def overwrite(path: Path, content: bytes) -> None:
-    """Write over a small file, in one write and without new room on the disk: what was longer is filled with spaces."""
+    """Write over a small file, in one write and without using more disk space: any rest of the old content is filled
+    with spaces."""
     descriptor = _open_plain(path, os.O_RDWR)
     try:
         os.write(descriptor, content.ljust(os.fstat(descriptor).st_size))
@@ -62,8 +63,8 @@ def open_plain(path: Path, *, follows_links: bool = False) -> io.FileIO:
 
 
 def open_to_append(path: Path) -> int:
-    """The descriptor of a regular file, made if there is none. In a copied run, a symbolic link of an expected name
-    would let us write to any file of the user."""
+    """The descriptor of a regular file, created if there is none. In a copied run, a symbolic link with an expected
+    name would let us write to any of the user's files."""
     return _open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
@@ -112,15 +113,15 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def write_sealed(path: Path, document: dict[str, Any]) -> None:
-    """A document with the sha256 of itself, for what is kept to be believed later."""
+    """A document with its own sha256, for what must be trusted when it is read later."""
     write_json(path, {**document, "sha256": _seal(document)})
 
 
 def read_sealed(path: Path, limit_bytes: int) -> dict[str, Any]:
-    """What `write_sealed` wrote, to the last bit. Raises OSError or ValueError."""
+    """What `write_sealed` wrote, unchanged to the last bit. Raises OSError or ValueError."""
     document = read_json(path, limit_bytes)
     if not isinstance(document, dict) or document.pop("sha256", None) != _seal(document):
-        raise ValueError(f"{path.name} is not as it was written")
+        raise ValueError(f"{path.name} has changed since it was written")
     return document
 
 
@@ -139,7 +140,7 @@ def sha256_of(path: Path) -> str:
 
 
 def is_disk_full(error: OSError) -> bool:
-    """Or the user's share of it."""
+    """Whether the disk, or the user's quota, is full."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 

@@ -1,4 +1,4 @@
-"""What long work says about itself while it goes on."""
+"""How long-running work reports its progress."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,5 @@
 import os
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from clipctl.training.session import Session
 os.environ.update(TTY_COMPATIBLE="0", COLUMNS="100")
 for name in [name for name in os.environ if name.startswith("CLIPCTL_")] + ["FORCE_COLOR", "GITHUB_ACTIONS"]:
     os.environ.pop(name, None)
+# Started by nohup or by a job runner, processes ignore SIGHUP, and so would every training that is started here.
+if hasattr(signal, "SIGHUP"):
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 # What is measured while testing stays out of the user's application directory.
 os.environ["CLIPCTL_HOME"] = tempfile.mkdtemp(prefix="clipctl-test-home-")
 

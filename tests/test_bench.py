@@ -353,7 +353,7 @@ def test_steps_that_are_killed_are_named_once_and_the_others_go_on():
     doomed, other = (StepProbe("tiny", 2),), (StepProbe("tiny", 3),)
     found = steps.measure_probes([doomed, other], ["fp32"], ["cpu"], 1, [], kill)
     assert [row.size for row in found.rows] == [2, 3] and len(found.rows[1].samples_s) >= steps.ROUNDS
-    assert len(found.skipped) == 1 and "tiny at batch 2 on cpu: the system ended the steps" in found.skipped[0]
+    assert len(found.skipped) == 1 and "tiny at batch 2 on cpu: the system killed the process" in found.skipped[0]
 
 
 def _spawned(pid: int | None = None) -> list[psutil.Process]:

@@ -130,7 +130,7 @@ def test_a_run_goes_on_as_it_began(machine):
     workload = Workload(config.model, 27, 60)
     found = decide(config, workload, 1000, before=Setting("cpu", "bf16", 1))
     assert (found.precision.value, found.threads.value) == ("bf16", 1)
-    assert found.precision.reason == found.threads.reason == found.device.reason == "as the run began"
+    assert found.precision.reason == found.threads.reason == found.device.reason == "as when the run began"
     gone = decide(config, workload, 5, before=Setting("mps", "fp16", 1))
     assert gone.device.label == "cpu" and gone.precision.value == "fp32"
 

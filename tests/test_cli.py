@@ -203,7 +203,8 @@ def test_ctrl_c_ends_with_130(tmp_path):
     process.send_signal(signal.SIGINT)
     _, stderr = process.communicate(timeout=30)
     assert process.returncode == 130 and "Traceback" not in stderr and "error" not in stderr
-    assert re.search(r"^stopped at step [\d,]+ of [\d,]+, saved. Go on: clipctl train --resume mine$", stderr, re.M)
+    stopped = r"^stopped at step [\d,]+ of [\d,]+, saved. To continue: clipctl train --resume mine$"
+    assert re.search(stopped, stderr, re.M)
     assert json.loads((tmp_path / "runs/mine/run.json").read_text())["state"] == "stopped"
 
 

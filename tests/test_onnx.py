@@ -141,7 +141,7 @@ def test_the_directory_is_what_transformers_js_reads(exported):
     assert config["model_type"] == "clip" and config["logit_scale_init_value"] == model.model.log_scale.item()
     card = (target / "README.md").read_text()
     assert "CLIPVisionModelWithProjection" in card
-    assert ("serves transformers.js only" in card) == (target.name == "conv")
+    assert ("is for transformers.js only" in card) == (target.name == "conv")
 
 
 def test_no_file_tells_where_it_was_made(exported):
@@ -202,7 +202,7 @@ def test_export_prints_what_8_bits_cost_and_gain(tmp_path):
     assert all(one["images_per_s"] > 0 and 0 <= one["i2t_r1"] <= 1 for one in answer["precisions"])
     assert "held-out drawn pictures" in answer["judged_on"]
     words = exported_text(answer).plain
-    assert "of the size" in words and "the same" in words and "rounded" in words and "NOT" not in words
+    assert "of the size" in words and "the same" in words and "quantised" in words and "NOT" not in words
 
 
 def test_8_bits_alone_are_used_under_another_fingerprint(exported, tmp_path):

@@ -381,7 +381,7 @@ def test_stopped_while_features_are_computed(base, tmp_path, monkeypatch):
     run, session = tune(base, tmp_path, **{"tune.lock": "image", "tune.views": 3})
     with pytest.raises(Stopped, match=r"^stopped before the first step$") as stop:
         session.train()
-    assert stop.value.hint == f"Go on: clipctl train --resume {run.path}"
+    assert stop.value.hint == f"To continue: clipctl train --resume {run.path}"
     monkeypatch.undo()
     assert resume_run(run).train().state == "finished"
 
@@ -427,7 +427,7 @@ def test_several_alphas_are_judged_and_the_best_is_kept(tuned, tmp_path):
     assert list(scores) == [0, 0.5, 1] and scores[document["alpha"]] == max(scores.values())
     assert scores[0] == pytest.approx(rows(tuned, "eval")[0]["score"])
     shown = merge(*names, "--alpha", 0, 1, "--data", "synthetic:60")
-    assert shown.exit_code == 0 and "best" in shown.stdout and "judge it on others" in shown.stdout
+    assert shown.exit_code == 0 and "best" in shown.stdout and "evaluate it on others" in shown.stdout
 
 
 def test_one_run_alone_is_averaged_over_its_steps(tuned, tmp_path):

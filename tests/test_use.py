@@ -277,7 +277,7 @@ def test_what_could_not_be_read_is_tried_again(model, folder, tmp_path, monkeypa
 
     def content(self, number):
         if self.pictures[number].path.endswith("red/00.png"):
-            raise BadPictureError("not allowed to be read")
+            raise BadPictureError("unreadable (permission denied)")
         return real(self, number)
 
     monkeypatch.setattr(Files, "content", content)
@@ -587,7 +587,7 @@ def test_a_model_is_judged(invoke, photos, run):
     assert document["pictures"] == 36 and document["zero_shot_top1"] > 0.9 and document["i2t_r1"] > 0.9
     assert document["against"][0]["model"] == step and len(document["classes"]) == 3
     shown = invoke("eval", "colours", photos, "--classes", "red,blue", "--template", "a {}")
-    assert "12 pictures are none of these classes" in shown.stdout
+    assert "12 pictures belong to none of these classes" in shown.stdout
 
 
 @pytest.mark.parametrize(

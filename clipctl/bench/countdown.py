@@ -8,7 +8,7 @@ TELLING_SHARE = 0.05  # of the work: what comes before is slower than the rest
 
 
 class Countdown:
-    """Timings that are left, by what each is expected to take and by how long those before it really took."""
+    """The timings that are left, from what each is expected to take and how long earlier ones really took."""
 
     def __init__(self, tell: Tell, clock: Callable[[], float] = time.monotonic) -> None:
         self._tell, self._clock, self._started_s = tell, clock, 0.0
@@ -16,12 +16,12 @@ class Countdown:
         self._done_s, self._expected_s = 0.0, 0.0
 
     def expect(self, timings: int, seconds_each: float) -> None:
-        """So many more; or, if negative, fewer than was thought."""
+        """Expect so many more timings, or, if negative, fewer."""
         self._timings += timings
         self._expected_s += timings * seconds_each
 
     def tick(self, seconds: float) -> None:
-        """One more timing begins, of so many expected seconds."""
+        """One more timing begins, expected to take so many seconds."""
         self._started_s = self._started_s or self._clock()
         left = ""
         if self._done_s > TELLING_SHARE * self._expected_s:

@@ -1,4 +1,4 @@
-"""`clipctl bench`: operations of several sizes on several devices, taking turns, and what holds each of them back."""
+"""`clipctl bench`: operations of several sizes on several devices, taking turns, and what limits each of them."""
 
 import itertools
 import math
@@ -215,7 +215,7 @@ class _Bench:
     # --- operations -----------------------------------------------------------------------------------------------
 
     def _rows(self, chosen: Sequence[Operation]) -> list[BenchRow]:
-        """All of them in turns if their operands fit in memory together, else one after the other."""
+        """All of them in turn if their operands fit in memory together, else one after the other."""
         keep_freed_memory()  # as training does
         cases = [case for operation in chosen for case in self._cases(operation)]
         together = sum(operations.need_bytes(size) for _, size in dict.fromkeys((c.operation, c.size) for c in cases))
@@ -240,8 +240,8 @@ class _Bench:
     def _price(self, chosen: Sequence[Operation]) -> None:
         """Note what a unit of work of each operation costs in each way, or why it cannot be run.
 
-        Said again, it looks once more at what would be left out: now and then a system keeps two threads on one core
-        for a second, and no case must be left out for that.
+        Called again, it gives a second chance to what would be left out: now and then a system keeps two threads on one
+        core for a second, which must not exclude a case.
         """
         largest = max(self.request.sizes)
         for operation, (place, dtype, threads) in itertools.product(chosen, self._variants()):
@@ -260,7 +260,7 @@ class _Bench:
         return call_s * threads / self.most <= CALL_LIMIT_S
 
     def _cases(self, operation: Operation) -> Iterator[_Case]:
-        """What can be afforded, by its price."""
+        """The cases that are affordable, by their price."""
         for place, dtype, threads in self._variants():
             price = self.prices[operation.name, place, dtype, threads]
             for size in sorted(self.request.sizes):
@@ -352,7 +352,7 @@ def _roof(row: BenchRow, peak: Peak, launch_s: float) -> tuple[float | None, str
 
 
 def raise_peaks(peaks: Sequence[Peak], rows: Sequence[BenchRow]) -> list[Peak]:
-    """A roof is the best that was seen, wherever it was seen; of memory, where no cache can have helped."""
+    """A roof is the best rate seen anywhere; for memory, anywhere that no cache can have helped."""
     raised = []
     for peak in peaks:
         mine = [row for row in rows if (row.device, row.threads) == (peak.device, peak.threads)]
@@ -364,7 +364,7 @@ def raise_peaks(peaks: Sequence[Peak], rows: Sequence[BenchRow]) -> list[Peak]:
 
 
 def _bandwidth(place: Device) -> float:
-    """Of a sum of arrays that no cache holds."""
+    """The bandwidth of a sum of arrays too large for any cache."""
     one, two, total = (torch.ones(BANDWIDTH_ELEMENTS, device=place.image) for _ in range(3))
     watch = Stopwatch(partial(torch.add, one, two, out=total), place.synchronize)
     seconds = time_in_turns({"": watch}, limit_s=0.5)[""].min_s
@@ -372,7 +372,8 @@ def _bandwidth(place: Device) -> float:
 
 
 def _price_s(operation: Operation, most: int, place: Device, dtype: str) -> float:
-    """Of a unit of work, from calls that grow until one takes long enough to tell, or as large as the largest."""
+    """Seconds of a unit of work, from calls that grow until one takes long enough to tell, or as large as the
+    largest."""
     pilot = min(PILOT_SIZE, most)
     while True:
         there = tuple(operand.to(place.image, DTYPES[dtype]) for operand in operation.operands(pilot))

@@ -138,7 +138,7 @@ class Recommendation:
 
 
 def recommend(question: Question, profile: Profile) -> Recommendation:
-    """From what is known of a machine."""
+    """A recommendation from what is known about a machine."""
     model, workload = CostModel(profile), question.workload
     found = _places(question, profile)
     verdict, ranked = ranking.rank(
@@ -205,7 +205,7 @@ def _available(kind: str, machine_bytes: int | None, here: dict[str, DeviceFacts
 
 
 def _way_out(question: Question, model: CostModel, candidates: Sequence[Candidate], why: str) -> str:
-    """What to change about a model that no device can train: the batch size, what is kept in memory, the model."""
+    """What to change if no device can train a model: the batch size, what is kept in memory, the model."""
     best = max(candidates, key=lambda one: one.largest_batch)
     setting, free_bytes = best.ranked.setting, best.ranked.available_bytes
     ways = []
@@ -254,7 +254,7 @@ def _assumptions(question: Question, profile: Profile, candidates: Sequence[Cand
         speedup = apple_speedup(cost.parameters(question.model))
         words.append(f"rule of thumb: an Apple GPU is {speedup:g} × as fast as its CPU at this size")
     if not profile.steps:
-        words.append("no training step was timed on this machine yet: run clipctl bench, which takes two minutes")
+        words.append("no training step has been timed on this machine yet: run clipctl bench, which takes two minutes")
     return words
 
 
@@ -262,8 +262,7 @@ def _assumptions(question: Question, profile: Profile, candidates: Sequence[Cand
 
 
 def model_of_size(parameters: int) -> ModelConfig:
-    """Like the preset that is nearest in size, made wider or narrower until the number fits. Raises ValueError where
-    no width does."""
+    """Like the preset nearest in size, made wider or narrower to fit. Raises ValueError if no width does."""
     nearest = best = nearest_preset(parameters).model
     for percent in range(5, 1000):
         scaled = _scaled(nearest, percent / 100)
@@ -289,7 +288,7 @@ def _scaled(model: ModelConfig, factor: float) -> ModelConfig:
 
 
 def profile_of(result: BenchResult) -> Profile:
-    """What a saved benchmark says of the machine it was made on."""
+    """What a saved benchmark says about the machine it was made on."""
     steps = [
         StepSample(
             device=row.device,

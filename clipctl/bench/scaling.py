@@ -1,4 +1,4 @@
-"""How far several machines like this one would carry: time of a step, efficiency, hours and money. No torch.
+"""How well training scales to several machines like this one: time per step, efficiency, hours and money. No torch.
 
 The batch is shared among the machines: each computes its part in the time that was measured or forecast here. What they
 send each other takes the time that `model.communication` works out; gradients are sent during the backward pass.
@@ -17,7 +17,7 @@ from clipctl.model.workload import Setting
 
 @dataclass(frozen=True)
 class Scale:
-    """What a number of machines would come to."""
+    """What a given number of machines would achieve."""
 
     nodes: int
     pairs: int  # of a batch, on each

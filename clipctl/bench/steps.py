@@ -129,8 +129,8 @@ class _Visit:
 def _measured(
     visits: Sequence[_Visit], skipped: list[str], tell: Callable[[str], None]
 ) -> Iterator[tuple[_Visit, list[Measured]]]:
-    """Every group again and again, in turns, so that no figure rests on one moment: a laptop is slower in one minute
-    than in the next. Where they do not fit in memory together, one group after the other."""
+    """Every group again and again, in turn, so that no figure rests on one moment: a laptop may be slower in one minute
+    than in the next. If they do not fit in memory together, one group after the other."""
     for turns in [visits] if _fit_together(visits) else [[visit] for visit in dict.fromkeys(visits)]:
         with ExitStack() as stack:
             processes = {visit: stack.enter_context(closing(visit.open())) for visit in dict.fromkeys(turns)}
@@ -153,7 +153,7 @@ def _fit_together(visits: Sequence[_Visit]) -> bool:
 
 
 def _is_promising(device: str, precision: str, peaks: Sequence[Peak]) -> bool:
-    """fp32 always; others where their products are clearly faster, so that an emulated precision costs nothing."""
+    """fp32 always; others if their products are clearly faster, so that an emulated precision costs no time."""
     rates = {peak.dtype: peak.gflops for peak in peaks if peak.device == device}
     return precision == "fp32" or rates.get(precision, 0.0) > PROMISING * rates.get("fp32", float("inf"))
 
@@ -184,7 +184,7 @@ AFFORDABLE_STEP_S = 5.0
 def measure_workload(
     workload: Workload, precision: str, devices: Sequence[str] | None, tell: Callable[[str], None] = lambda line: None
 ) -> None:
-    """Make real steps of a workload on every device; where one would take too long, of two blocks of each tower."""
+    """Time real steps of a workload on every device; if one would take too long, with two blocks per tower."""
     config = replace(resolve([]), model=workload.model)
     threads, samples = cpu.usable_cores(), list[StepSample]()
     for name in devices or labels():

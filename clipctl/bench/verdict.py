@@ -34,7 +34,8 @@ class Verdict:
 
 
 def verdict_of(result: BenchResult) -> Verdict | None:
-    """By training steps if there are any, else by matrix products; None if neither was measured in fp32 on the CPU."""
+    """The verdict from training steps if there are any, else from matrix products; None if neither was measured in fp32
+    on the CPU."""
     for suite, basis in (("step", "training steps"), ("matmul", "matrix products")):
         mine = [row for row in result.results if row.suite == suite]
         most = max((row.threads for row in mine), default=0)
@@ -62,7 +63,7 @@ Times = dict[Any, dict[tuple[Any, ...], float]]  # of each way to work: seconds 
 
 
 def _fastest(times_s: Times, usual: Any) -> tuple[Any, float]:
-    """The way that is clearly faster than the usual one, and how much, over the work that both have done."""
+    """The way that is clearly faster than the usual one, and by how much, over the work that both have done."""
     speeds = {}
     for way, mine in times_s.items():
         ratios = [times_s[usual][work] / mine[work] for work in mine if work in times_s[usual]]

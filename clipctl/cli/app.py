@@ -1,4 +1,4 @@
-"""The command line: one app, one place where errors become words and exit codes."""
+"""The command line: one app, one place where errors become messages and exit codes."""
 
 import os
 import sys

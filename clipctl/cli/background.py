@@ -73,8 +73,8 @@ def other_arguments(arguments: list[str], resume: str | None) -> list[str]:
 
 
 def open_log(run: RunDir) -> tuple[int, int]:
-    """The log to append to, and its size. It is locked, and so stays for as long as the trainer lives, which inherits
-    it: the second of two that start at once is turned away before it has a trainer."""
+    """The log to append to, and its size. The trainer inherits its lock and holds it for as long as it lives: of two
+    that start at once, the second is refused before it has started a trainer."""
     try:
         log = open_to_append(run.log_file)
     except OSError as error:
@@ -87,12 +87,12 @@ def open_log(run: RunDir) -> tuple[int, int]:
         except BlockingIOError:
             os.close(log)
             hint = f"watch it with: clipctl monitor {run.handle}"
-            raise RunError(f"{run.path} is in use: a training was started there in the background", hint) from None
+            raise RunError(f"{run.path} is in use: a run was started there in the background", hint) from None
     return log, os.fstat(log).st_size
 
 
 def launch(log: int, arguments: list[str]) -> "subprocess.Popen[bytes]":
-    """Start it in its own session, deaf to the terminal's end."""
+    """Start it in its own session, so that it survives the terminal closing."""
     deaf = [signal.signal(signal.SIGHUP, signal.SIG_IGN)] if hasattr(signal, "SIGHUP") else []
     try:
         return subprocess.Popen(  # inherits what is ignored
@@ -110,7 +110,7 @@ def launch(log: int, arguments: list[str]) -> "subprocess.Popen[bytes]":
 
 @contextmanager
 def leaving_by_exception() -> Iterator[None]:
-    """Let every signal that asks this process to leave raise KeyboardInterrupt."""
+    """Let every signal that asks this process to exit raise KeyboardInterrupt."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
@@ -145,7 +145,7 @@ def wait_until_running(run: RunDir, process: "subprocess.Popen[bytes]", log_byte
 
 
 def is_within(pid: int, ancestor: int) -> bool:
-    """Whether a process is that one or was started by it, as each of several processes that train together."""
+    """Whether a process is that one or a descendant of it, as each process under --nproc is."""
     try:
         return pid == ancestor or ancestor in (parent.pid for parent in psutil.Process(pid).parents())
     except psutil.Error:
@@ -160,7 +160,7 @@ def read_words(run: RunDir, log_bytes: int) -> str:
 
 
 def end(run: RunDir, process: "subprocess.Popen[bytes]") -> Stopped:
-    """End the trainer, because we were told to leave before it was known to run; says what is left."""
+    """End the trainer, because this process was told to exit before training was known to run; reports what is left."""
     process.terminate()
     try:
         process.wait(END_TIMEOUT_S)

@@ -36,7 +36,7 @@ def commands(group: Any, path: tuple[str, ...] = ()) -> Iterator[Command]:
 
 
 def _line(help: str | None) -> str:
-    """The first line, as it may stand between single quotes."""
+    """The first line, made safe for single quotes."""
     return (help or "").strip().split("\n")[0].replace("\\", "\\\\").replace("'", "\\'")
 
 

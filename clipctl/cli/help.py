@@ -90,7 +90,7 @@ def _paragraph(help: str | None) -> str:
 
 
 def section_lines(found: Sections, width: int) -> Iterator[Text]:
-    """Names, and beside them what they mean; under them if there is no room."""
+    """Names with their meanings beside them, or below them if there is no room."""
     names = [name for rows in found.values() for name, _ in rows]
     longest = max(len(name) for name in names if len(name) <= LONGEST_NAME)
     column = 6 if width < NARROW_COLUMNS else longest + 4

@@ -73,7 +73,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "checkpoint prune": (
         ("List what could be deleted", "clipctl checkpoint prune"),
         (
-            "Delete all of one run but the best and the newest three",
+            "In one run, delete all but the best and the newest three",
             "clipctl checkpoint prune a1f3 --keep-last 3 --yes",
         ),
     ),
@@ -93,7 +93,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "Turn a model from the hub into one of clipctl's",
             "clipctl checkpoint import openai/clip-vit-base-patch32 -o my-clip",
         ),
-        ("The same with a directory on this machine", "clipctl checkpoint import hub -o my-clip"),
+        ("The same from a directory on this machine", "clipctl checkpoint import hub -o my-clip"),
     ),
     "checkpoint export": (
         ("For transformers and open_clip", "clipctl checkpoint export a1f3 -o my-clip"),
@@ -116,7 +116,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "data suspects": (
         ("List the 20 least likely pairs", "clipctl data suspects a1f3"),
         (
-            "Judge each part by a model trained on the others, and write all pairs to edit",
+            "Judge each fold by a model trained on the others, and write all pairs to edit",
             "clipctl data suspects a1f3 --folds 3 -o suspects.csv",
         ),
     ),
@@ -180,7 +180,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "runs": (
         ("List all runs", "clipctl runs"),
         ("The same for scripts", "clipctl runs --json"),
-        ("What two of them did differently", "clipctl runs compare a1f3 b2e4"),
+        ("How two of them differ", "clipctl runs compare a1f3 b2e4"),
         ("Export the metrics of one", "clipctl runs export a1f3 --to csv"),
     ),
     "runs rm": (

@@ -1,4 +1,4 @@
-"""Every option, once: its flag, the setting it stands for, and its help.
+"""Every option, defined once: its flag, the setting it stands for, and its help.
 
 Values stay text here; the config parses them, so that all mistakes are reported together.
 """
@@ -42,10 +42,10 @@ class Flag(NamedTuple):
 
     @property
     def variable(self) -> str | None:
-        return f"CLIPCTL_{self.name.upper()}" if self.has_variable else None
+        return f"CLIPCTL_{self.name.strip('_').upper()}" if self.has_variable else None
 
     def origin(self, value: Any) -> str:
-        """Where a value comes from: the environment, if it is the one found there, or the command line."""
+        """Where a value comes from: the environment, if it equals the one set there, else the command line."""
         return self.variable if self.variable and os.environ.get(self.variable) == value else self.flag
 
     @property
@@ -86,12 +86,12 @@ DATA_FLAGS = (
 PRESET_FLAG = Flag("--preset", "preset", "NAME", "tiny (default), small, base, medium, large or huge.", _MODEL, True)
 TRAIN_FLAGS = (
     *DATA_FLAGS,
-    Flag("--cache", "runtime.cache", "WHERE", "Decoded pictures: auto (default), ram, disk or off.", _DATA, True),
+    Flag("--cache", "runtime.cache", "WHERE", "Picture cache: auto (default), ram, disk or off.", _DATA, True),
     PRESET_FLAG,
     Flag("--layout", "layout", "NAME", "auto, or clip: a model that other CLIP libraries load.", _MODEL, True),
     Flag("--from", "tune.base", "MODEL", "Start from a run, a model's directory, or a hub name.", _MODEL, True),
     Flag("--lock", "tune.lock", "TOWER", "With --from, freeze image, text or both; image:2 trains 2 blocks.", _MODEL),
-    Flag("--lora", "tune.lora", "RANK", "With --from, train small added matrices only.", _MODEL),
+    Flag("--lora", "tune.lora", "RANK", "With --from, train only added low-rank matrices.", _MODEL),
     Flag("--recipe", "recipe", "NAME", "auto: decided from data and time; plain: as in 0.1.", _TRAINING, True),
     Flag("--time", "train.time", "10m", "Time limit; model and training are chosen to fit it.", _TRAINING, True),
     Flag("--epochs", "train.epochs", "N", "Passes over the training data.", _TRAINING, True),
@@ -99,7 +99,7 @@ TRAIN_FLAGS = (
     Flag("--batch-size", "train.batch_size", "N", "Batch size: pairs contrasted with each other.", _TRAINING, True),
     Flag("--micro-batch", "train.micro_batch", "N", "Pairs kept in memory at once; default: auto.", _TRAINING, True),
     Flag("--lr", "optim.lr", "RATE", "Peak learning rate.", _TRAINING, True),
-    Flag("--patience", "train.patience", "N", "End after N evaluations without a new best.", _TRAINING, True),
+    Flag("--patience", "train.patience", "N", "Stop after N evaluations without a new best.", _TRAINING, True),
     Flag("--seed", "train.seed", "N", "Same seed and threads, same weights.", _TRAINING, True),
     Flag("--save-every", "save.every", "N", "5epochs (default), 500steps, 10min or 2h.", _CHECKPOINTS, True),
     Flag("--keep-last", "save.keep_last", "N", "Newest checkpoints to keep; default: 2.", _CHECKPOINTS, True),
@@ -107,9 +107,9 @@ TRAIN_FLAGS = (
     Flag("--device", "runtime.device", "NAME", "auto (default: measured), cpu, mps, cuda:N or hybrid.", _MACHINE, True),
     Flag("--precision", "runtime.precision", "NAME", "auto (default: measured), fp32, bf16 or fp16.", _MACHINE, True),
     Flag("--threads", "runtime.threads", "N", "CPU threads; default: one per usable core.", _MACHINE, True),
-    Flag("--workers", "runtime.workers", "N", "Processes that prepare pictures; default: chosen.", _MACHINE, True),
+    Flag("--workers", "runtime.workers", "N", "Processes that load pictures; default: automatic.", _MACHINE, True),
     Flag("--recompute", "runtime.recompute", "", "Much less memory for a third more work.", _MACHINE, is_switch=True),
-    Flag("--shard", "runtime.shard", "", "Split the model among the processes, too.", _MACHINE, is_switch=True),
+    Flag("--shard", "runtime.shard", "", "Also shard the model across the processes.", _MACHINE, is_switch=True),
     Flag("--compile", "runtime.compile", "", "Use torch.compile; no gain on a CPU.", _MACHINE, is_switch=True),
 )
 
@@ -119,8 +119,8 @@ READING_FLAGS = DATA_FLAGS[:5]
 
 
 def takes(*flags: Flag) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command these flags, --config and --set. They reach it as its first argument: layers of settings, those
-    of the file first, over them the flags (or their environment variables), over them --set."""
+    """Give a command these flags, --config and --set. They reach it as its first argument: layers of settings, the file
+    lowest, then the flags (or their environment variables), then --set."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         def run(**values: Any) -> None:
@@ -193,9 +193,9 @@ def _processes(help: str) -> Any:
 
 
 Processes = Annotated[
-    int | None, _processes("Train in N processes of this machine, as torchrun does; the batch is shared among them.")
+    int | None, _processes("Train in N processes on this machine, as torchrun does; the batch is split among them.")
 ]
-Helpers = Annotated[int | None, _processes("Embed in N processes of this machine, as torchrun does.")]
+Helpers = Annotated[int | None, _processes("Embed in N processes on this machine, as torchrun does.")]
 Detach = Annotated[bool, _switch("--detach", "Train in the background; it outlives the terminal.", _RUN)]
 DryRun = Annotated[bool, _switch("--dry-run", "Print the plan; create no run.", _RUN)]
 Json = Annotated[bool, _switch("--json", "Print one JSON document to stdout.", _OUTPUT)]
@@ -235,7 +235,7 @@ KeepBestOf = Annotated[int, typer.Option("--keep-best", metavar="N", min=1, help
 
 Model = Annotated[str, _argument("MODEL", "A run (its best checkpoint), RUN@last, a model's directory, or a hub name.")]
 ModelOf = Annotated[str | None, _option("--model", "Model for a folder that has no index yet.", None, "MODEL")]
-Places = Annotated[list[str], _argument("PATH", "Folders (with all below), pictures, tables, JSON or tar shards.")]
+Places = Annotated[list[str], _argument("PATH", "Folders (recursive), pictures, tables, JSON or tar shards.")]
 ModelOut = Annotated[Path, _option("-o", "Directory to write; must not exist.", None, "DIR")]
 TokenizerFile = Annotated[
     Path | None, _option("--tokenizer", "tokenizer.json of a model that comes without one.", None, "FILE")
@@ -251,13 +251,13 @@ ModelsToMerge = Annotated[list[str], _argument("MODEL", "Two models, or more; or
 Alphas = Annotated[
     list[str] | None, _option("--alpha", "Share of the second model; several are compared.", None, "SHARE...")
 ]
-DataToMergeBy = Annotated[list[str] | None, _option("--data", "Pictures with captions to judge by.", None, "DATA...")]
+DataToMergeBy = Annotated[list[str] | None, _option("--data", "Captioned pictures to evaluate on.", None, "DATA...")]
 MergedOut = Annotated[Path | None, _option("-o", "Directory for the merged model; must not exist.", None, "DIR")]
 Int8 = Annotated[bool, _switch("--int8", "With --to onnx: also write 8-bit weights, and compare.")]
 IndexOut = Annotated[Path, _option("-o", "Directory of the index; an existing one is updated.", None, "INDEX")]
 Index = Annotated[Path, _argument("INDEX", "What clipctl embed made; or, with --model, a folder of pictures.")]
 Queries = Annotated[list[str], _argument("QUERY", "Words, or a picture file.")]
-Minus = Annotated[list[str] | None, _option("--minus", "What it should not be like. Repeatable.", None, "QUERY")]
+Minus = Annotated[list[str] | None, _option("--minus", "What to steer away from. Repeatable.", None, "QUERY")]
 Top = Annotated[int, typer.Option("--top", metavar="N", min=1, max=100_000, help="Pictures for each query.")]
 TopPairs = Annotated[int, typer.Option("--top", metavar="N", min=1, max=100_000, help="Pairs to list.")]
 Threshold = Annotated[float | None, _option("--threshold", "Lowest score to show.", None, "SCORE")]
@@ -269,11 +269,11 @@ Templates = Annotated[
     list[str] | None, _option("--template", "Caption of a label, such as 'a photo of a {}'. Repeatable.", None, "TEXT")
 ]
 TopLabels = Annotated[int, typer.Option("--top", metavar="N", min=1, max=1000, help="Labels for each picture.")]
-Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Default: any that is free.")]
-NoOpen = Annotated[bool, _switch("--no-open", "Print the address, open no browser.")]
+Port = Annotated[int, typer.Option("--port", metavar="N", min=0, max=65535, help="Default: any free port.")]
+NoOpen = Annotated[bool, _switch("--no-open", "Print the address; open no browser.")]
 Folds = Annotated[
     int,
-    typer.Option("--folds", metavar="N", min=0, max=20, help="Judge each of N parts by a model trained on the others."),
+    typer.Option("--folds", metavar="N", min=0, max=20, help="Judge each of N folds by a model trained on the others."),
 ]
 SuspectsOut = Annotated[Path | None, _option("-o", "Write all pairs as CSV, to edit.", None, "FILE")]
 RunsToReport = Annotated[list[str], _argument("RUN", "By name, or the beginning or end of it; several are compared.")]
@@ -288,7 +288,7 @@ PlotName = Annotated[
     str | None,
     _option("--plot", "Only loss, recall, recall-at, accuracy, lr, temperature, grad-norm or speed.", None, "NAME"),
 ]
-NoPictures = Annotated[bool, _switch("--no-pictures", "Leave out the pictures that the model finds.")]
+NoPictures = Annotated[bool, _switch("--no-pictures", "Leave out the retrieved pictures.")]
 Csv = Annotated[bool, _switch("--csv", "Print CSV.")]
 
 _MEASURE = "What to measure"
@@ -337,12 +337,12 @@ Nodes = Annotated[
         metavar="N",
         min=2,
         max=4096,
-        help="Imagine up to N machines like this one that train together.",
+        help="Imagine up to N machines like this one training together.",
         rich_help_panel=_IMAGINED,
     ),
 ]
 Bandwidth = Annotated[
-    str, _option("--bandwidth", "With --nodes: of the network between them; default: 1Gbps.", _IMAGINED, "1Gbps")
+    str, _option("--bandwidth", "With --nodes: bandwidth between them; default: 1Gbps.", _IMAGINED, "1Gbps")
 ]
 Price = Annotated[
     float | None,
@@ -350,7 +350,7 @@ Price = Annotated[
         "--price",
         metavar="AMOUNT",
         min=0.0,
-        help="With --nodes: of one machine for an hour.",
+        help="With --nodes: price of one machine per hour.",
         rich_help_panel=_IMAGINED,
     ),
 ]
@@ -359,7 +359,7 @@ DevicesOf = Annotated[
     _option("--devices", "Devices to compare; mps and cuda can be imagined.", _IMAGINED, "NAME..."),
 ]
 Results = Annotated[
-    Path | None, _option("--results", "Results of bench --save, also from another machine.", _IMAGINED, "FILE")
+    Path | None, _option("--results", "Results of bench --save, even from another machine.", _IMAGINED, "FILE")
 ]
 Measure = Annotated[bool, _switch("--measure", "Time real steps of this model first.", _IMAGINED)]
 Issue = Annotated[bool, _switch("--issue", "Print a block to paste into a bug report instead.")]

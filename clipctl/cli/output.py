@@ -1,4 +1,4 @@
-"""Where words go: stdout carries data, stderr prose; both without codes that a terminal would obey."""
+"""Where output goes: data to stdout, prose to stderr; both without terminal control codes."""
 
 import json
 import math
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 class PlainConsole(Console):
     def on_broken_pipe(self) -> None:
-        """Rich would end the program; whoever prints shall decide."""
+        """Rich would end the program; leave that decision to the caller."""
         raise BrokenPipeError
 
 
@@ -31,13 +31,13 @@ def prose() -> Console:
 
 
 def data() -> Console:
-    """For what a command was asked to tell."""
+    """For the output that a command was asked for."""
     return PlainConsole(highlight=False)
 
 
 @contextmanager
 def stops_said() -> "Iterator[None]":
-    """Whoever stops a training gets what they asked for: plain words, no error. Only the exit code still tells."""
+    """A run that was stopped on request ends with a plain message, not an error. Only the exit code shows it."""
     import typer
 
     from clipctl.errors import ExitCode, Stopped
@@ -64,8 +64,8 @@ SAY_INTERVAL_S = 2.0
 
 @contextmanager
 def saying(what: str) -> "Iterator[Callable[[str], None]]":
-    """Says what takes long: in a terminal in one line that changes, elsewhere in plain lines now and then, the first of
-    them only after a while."""
+    """Report the progress of slow work: on a terminal in one line that is rewritten, elsewhere in plain lines now and
+    then, the first only after a while."""
     console = prose()
     if console.is_terminal:
         with console.status(what) as status:
@@ -84,7 +84,7 @@ def saying(what: str) -> "Iterator[Callable[[str], None]]":
 
 @contextmanager
 def counting(doing: str, at_first: str = "", *, silent: bool = False) -> "Iterator[tuple[Tell, Count]]":
-    """What takes long, and how far it is: a bar with rate and time left, or a line now and then."""
+    """Report how far slow work has got: a bar with rate and time left, or a line now and then."""
     if silent:
         yield lambda words: None, lambda done, total: None
         return
@@ -114,7 +114,7 @@ def print_json(command: str, document: dict[str, Any]) -> None:
 
 
 def finite(value: Any) -> Any:
-    """The same document with null for numbers that JSON does not know."""
+    """The same document with null for numbers that JSON cannot express."""
     if isinstance(value, dict):
         return {key: finite(inner) for key, inner in value.items()}
     if isinstance(value, list):
@@ -123,7 +123,7 @@ def finite(value: Any) -> Any:
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Text from outside: no markup, and no codes that the terminal would obey."""
+    """Text from outside: no markup, and no terminal control codes."""
     return Text(_CONTROLS.sub(lambda match: ascii(match[0])[1:-1], text), style=style)
 
 

@@ -40,7 +40,7 @@ def show_once(console: Console, snapshot: Snapshot, options: Options) -> None:
 
 
 def write_picture(snapshot: Snapshot, options: Options, path: Path) -> None:
-    """The same as a picture: PNG or SVG, by the name of the file."""
+    """The same as a picture: PNG or SVG, by the file's suffix."""
     width, height = PICTURE_SIZE
     lines = dashboard(Scene(snapshot, replace(options, show_keys=False)), width, height)
     if path.suffix.lower() == ".png":
@@ -103,7 +103,8 @@ class Drawing:
 
 
 class Errands:
-    """Work that reads from disk, one piece after the other beside the keys: a slow disk must not keep a key waiting."""
+    """Work that reads from disk, done one piece at a time in a thread of its own: a slow disk must not delay the
+    keys."""
 
     def __init__(self) -> None:
         self._todo, self._done = queue.SimpleQueue[Callable[[], None]](), queue.SimpleQueue[Exception | None]()
@@ -119,7 +120,7 @@ class Errands:
         self._todo.put(errand)
 
     def is_done(self) -> bool:
-        """True once for each errand that has ended; raises what it raised."""
+        """True once for each finished errand; raises what the errand raised."""
         try:
             problem = self._done.get_nowait()
         except queue.Empty:
@@ -192,18 +193,18 @@ class Screen:
             self._others = [line for line in lines if line.split("  ")[0] != self._watcher.run.name]
             planning_s = planning_since_s(self._root)
             if planning_s is not None:
-                self._others.insert(0, f"a training is being planned, since {planning_s:.0f} s")
+                self._others.insert(0, f"a run is being planned, for {planning_s:.0f} s so far")
         self._snapshot = self._watcher.look(now_s)
         self._rival_snapshots = [rival.look(now_s) for rival in self._rivals]
 
     def _follow_new(self) -> None:
-        """Go over to a run that has begun since, and say so."""
+        """Switch to a run that has started since, and say so."""
         for run in RunDir.all(self._root):
             if run.name in self._known or run.status() is None:
                 continue
             self._known.add(run.name)
             self._back, self._watcher = self._watcher, RunWatcher(run)
-            self._say(f"now showing {run.name}, which has just begun; tab: back")
+            self._say(f"now showing {run.name}, which has just started; tab: back")
 
     def _say(self, words: str) -> None:
         self._notice, self._notice_until_s = words, time.monotonic() + NOTICE_S
@@ -239,7 +240,7 @@ class Screen:
         self._look()
 
     def _next_rival(self) -> None:
-        """One more run over this one, the newest first; after the fourth, or the last, none."""
+        """Overlay one more run, the newest first; after the fourth, or the last, none."""
         shown = {self._watcher.run.name, *(rival.run.name for rival in self._rivals)}
         others = [run for run in reversed(RunDir.all(self._root)) if run.name not in shown]
         if others and len(self._rivals) + 1 < MOST_RUNS:
@@ -251,7 +252,7 @@ class Screen:
 
 
 def pressed(options: Options, key: str) -> Options:
-    """What a key makes of the options."""
+    """The options after a key is pressed."""
     if key.isdigit() and 1 <= int(key) <= len(PAGES):
         return replace(options, page=int(key) - 1, help=False)
     cursor = 1.0 if options.cursor is None else options.cursor

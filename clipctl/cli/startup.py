@@ -1,4 +1,4 @@
-"""What makes commands start fast."""
+"""Tricks that make commands start fast."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a training says on the terminal: the plan, rows of progress, warnings, the result and what to do next."""
+"""What a run prints on the terminal: the plan, rows of progress, warnings, the result and what to do next."""
 
 import shlex
 import time
@@ -24,7 +24,7 @@ NEXT_COMMANDS = (
 )
 NEXT_WITH_OWN_DATA = (
     ("find pictures by words", "clipctl search {place} 'a red boat' --model {run}"),
-    ("recall with intervals, beside what needs no training", "clipctl eval {run}"),
+    ("recall with intervals, next to a baseline without training", "clipctl eval {run}"),
     ("every picture decoded, duplicates, bad files", "clipctl data inspect {data} --deep"),
     ("a larger model: see the plan first", "clipctl train {data} --preset small --dry-run"),
 )
@@ -51,7 +51,7 @@ def show_start(console: Console, session: "Session") -> None:
 
 
 def show_warnings(console: Console, session: "Session", summary: "TrainSummary") -> None:
-    """What the monitor would warn of at the end, and pictures that could not be used."""
+    """The alerts that still hold at the end, and pictures that could not be used."""
     from clipctl.monitor.watch import RunWatcher
 
     assert session.run is not None
@@ -91,7 +91,7 @@ def show_examples(session: "Session") -> None:
 
 
 def watcher_for(console: Console, session: "Session", *, live: bool) -> "TerminalWatcher | LiveWatcher":
-    """The dashboard if it is wanted and there is a terminal for it, else rows of progress."""
+    """The dashboard if it was asked for and there is a terminal for it, else rows of progress."""
     return LiveWatcher(console, session) if live and console.is_terminal else TerminalWatcher(console)
 
 
@@ -127,7 +127,7 @@ class TerminalWatcher:
 
 
 class LiveWatcher:
-    """The monitor's dashboard in the terminal of the training itself. What is said meanwhile is printed at the end."""
+    """The monitor's dashboard in the trainer's own terminal. Messages are held back and printed at the end."""
 
     def __init__(self, console: Console, session: "Session") -> None:
         from clipctl.cli.screen import Drawing, options_for

@@ -62,19 +62,19 @@ _NAMED = {b"\x1b[D": "left", b"\x1b[C": "right", b"\x1bOD": "left", b"\x1bOC": "
 
 
 def looks_light(environment: Mapping[str, str]) -> bool:
-    """Whether the terminal says by a variable, as some do, that its background is light."""
+    """Whether an environment variable, which some terminals set, says that the background is light."""
     last = environment.get("COLORFGBG", "").rpartition(";")[2]
     return last.isdigit() and int(last) in (7, 15)
 
 
 class Keys:
-    """Keys as they come in, by name; and what the terminal says about itself among them."""
+    """Keys by name as they are pressed, and what the terminal reports about itself in between."""
 
     def __init__(self) -> None:
         self._waiting = b""
 
     def next(self, timeout_s: float) -> str | None:
-        """A key, `left`, `right`, `esc`, `light` or `dark`; None if none comes in time, an empty string at the end of
+        """A key, `left`, `right`, `esc`, `light` or `dark`; None if none arrives in time, an empty string at the end of
         the input."""
         if not self._waiting:
             ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
@@ -88,7 +88,7 @@ class Keys:
 
 
 def first_key(received: bytes) -> tuple[str | None, bytes]:
-    """The first key of what has come in, None if it means nothing; and the rest."""
+    """The first key of the input, None if it means nothing; and the rest of the input."""
     if answer := _ANSWER.match(received):
         red, green, blue = (int(part, 16) / (16 ** len(part) - 1) for part in answer.groups())
         name = "light" if 0.299 * red + 0.587 * green + 0.114 * blue > 0.5 else "dark"

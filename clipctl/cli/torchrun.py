@@ -21,8 +21,8 @@ CPU_VARIABLE = "OMP_NUM_THREADS"  # torchrun sets it to 1; clipctl counts thread
 
 
 def joined(processes: int | None) -> "World | None":
-    """The processes that this one belongs to; None if it is alone. Asked for several, they are started instead, and
-    this one exits as they do."""
+    """The processes that this one belongs to; None if it is alone. If several are asked for, they are started, and this
+    one exits as they do."""
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         from clipctl.training import distributed
 
@@ -34,7 +34,7 @@ def joined(processes: int | None) -> "World | None":
 
 @contextmanager
 def following() -> Iterator[None]:
-    """For every process but rank 0, which says what there is to say."""
+    """For every process but rank 0, which does all the reporting."""
     from clipctl.training import distributed
 
     try:
@@ -50,7 +50,7 @@ def following() -> Iterator[None]:
 
 @contextmanager
 def leading(world: "World | None") -> Iterator[None]:
-    """For rank 0, or a process that is alone: another that is lost is an error in words."""
+    """For rank 0, or a lone process: losing another process becomes an error with a message."""
     try:
         yield
     except RuntimeError as error:
@@ -58,11 +58,11 @@ def leading(world: "World | None") -> Iterator[None]:
 
         if world is None or not distributed.is_lost_rank(error):
             raise
-        raise TrainingError("another process ended or does not answer", "start the command again") from error
+        raise TrainingError("another process ended or is not responding", "start the command again") from error
 
 
 def start(processes: int, arguments: list[str]) -> None:
-    """Run `clipctl ARGUMENTS` in several processes of this machine; exits as they do."""
+    """Run `clipctl ARGUMENTS` in several processes on this machine; exits as they do."""
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
@@ -90,7 +90,7 @@ def start(processes: int, arguments: list[str]) -> None:
 
 
 def without_processes(arguments: list[str]) -> list[str]:
-    """The arguments of this command, but for --nproc."""
+    """The arguments of this command, except --nproc."""
     kept: list[str] = []
     skips_value = False
     for argument in arguments:

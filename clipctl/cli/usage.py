@@ -56,7 +56,7 @@ def argument_name(param: Any) -> str:
 
 @contextmanager
 def explained(context: Any) -> Iterator[None]:
-    """Turns what Click says about a wrong command line into `error:` and `hint:` lines."""
+    """Turns what Click reports about an invalid command line into `error:` and `hint:` lines."""
     try:
         yield
     except _UsageError as error:

@@ -1,6 +1,6 @@
-"""From files and flags to one TrainConfig: layers of dotted keys over each other.
+"""From files and flags to one TrainConfig: layers of dotted keys, each over the one before.
 
-Layers lie in this order: preset, YAML file, flags, --set. Each value is parsed by the type of its field, and all
+The layers, lowest first: preset, YAML file, flags, --set. Each value is parsed by the type of its field, and all
 mistakes are reported together.
 """
 
@@ -47,7 +47,7 @@ class Layer:
 
 
 def resolve(layers: Sequence[Layer]) -> TrainConfig:
-    """One config from layers, later ones over earlier ones, over the preset that the last layer naming one names."""
+    """One config from layers, later ones over earlier ones, over the preset named by the last layer that names one."""
     problems: list[ConfigError] = []
     preset = next((layer.values["preset"] for layer in reversed(layers) if "preset" in layer.values), "tiny")
     if not isinstance(preset, str) or preset not in PRESETS:
@@ -79,7 +79,7 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
 
 
 def check_length(layers: Sequence[Layer]) -> None:
-    """Raise if the command line says in two ways how long to train."""
+    """Raise if the command line sets the length of training in two ways."""
     typed = [layer for layer in layers if layer.origin.startswith("--")]
     epochs, steps = (_last_said(typed, key) for key in (EPOCHS, STEPS))
     if epochs and steps:
@@ -97,11 +97,11 @@ def _typed(key: str, layer: Layer, value: Any) -> str:
 
 
 def ambiguities(layers: Sequence[Layer]) -> Iterator[str]:
-    """What each setting that can be misread was taken for, and how to write it."""
+    """How each setting that is easily misread was understood, and how to write it."""
     for key, other in ((EPOCHS, STEPS), (STEPS, EPOCHS)):
         said, before = _last_said(layers, key), _last_said(layers, other)
         if said and before and layers.index(said[0]) > layers.index(before[0]):
-            yield f"{_typed(key, *said)} replaces {other} {before[1]} of {before[0].origin}"
+            yield f"{_typed(key, *said)} replaces {other} {before[1]} from {before[0].origin}"
     for layer in layers:
         text = layer.values.get("save.every")
         if isinstance(text, str) and Interval.is_ambiguous(text):
@@ -110,8 +110,8 @@ def ambiguities(layers: Sequence[Layer]) -> Iterator[str]:
 
 
 class _Loader(yaml.BaseLoader):
-    """Texts, lists and mappings: what a text means, its setting decides, so nothing is a date, and 1:30 is not 90.
-    Aliases, by which a small file can grow without end, are refused; so is a key that stands twice."""
+    """Strings, lists and mappings: each setting decides what its string means, so nothing becomes a date and 1:30 is
+    not 90. Aliases, with which a small file can grow without end, are refused, and so is a repeated key."""
 
     nodes = depth = 0
 
@@ -134,7 +134,7 @@ class _Loader(yaml.BaseLoader):
         seen = set()
         for key, _ in node.value:
             if not isinstance(key, yaml.ScalarNode):
-                raise yaml.constructor.ConstructorError(None, None, "a key that is no text", key.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, "a key that is not text", key.start_mark)
             if key.value in seen:
                 problem = f"the key {shown(key.value)} occurs twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
@@ -211,7 +211,7 @@ def to_yaml(config: TrainConfig) -> str:
 
 @dataclass(frozen=True)
 class Leaf:
-    """One setting: how its values are written and which are allowed."""
+    """One setting: how its value is written and which values are allowed."""
 
     kind: Any  # int, float, bool, str, Interval, a tuple of str or of float, or a Literal
     optional: bool
@@ -337,7 +337,7 @@ def _build(cls: type, values: Mapping[str, Any], prefix: str) -> Any:
 
 
 def _contradictions(values: Mapping[str, Any], names: Mapping[str, str]) -> Iterator[ConfigError]:
-    """Settings that are fine one by one but not together, by the names that the user gave them."""
+    """Settings that are fine one by one but not together, under the names that the user gave them."""
     config = _build(TrainConfig, values, "")
     image, text = config.model.image, config.model.text
     if image.size_px % image.patch_px:
@@ -373,7 +373,7 @@ def _contradictions(values: Mapping[str, Any], names: Mapping[str, str]) -> Iter
 
 
 def shown(value: Any) -> str:
-    """A value in a message: not all of it, if it is long."""
+    """A value for a message, cut off if it is long."""
     text = repr(value[:SHOWN_CHARACTERS] if isinstance(value, str | list | tuple) else value)
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[:SHOWN_CHARACTERS]}…"
 
@@ -388,7 +388,7 @@ def _suggestion(word: Any, known: Sequence[str], noun: str) -> str:
 
 
 def _suggest_key(key: str) -> str:
-    """A near key; else one whose last part is the same (`lr` for `optim.lr`); else the keys of that section."""
+    """A similar key; else one whose last part is the same (`lr` for `optim.lr`); else the keys of that section."""
     key = key[:SHOWN_CHARACTERS]
     close = difflib.get_close_matches(key, LEAVES, n=1)
     same_name = [known for known in LEAVES if known.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]

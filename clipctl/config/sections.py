@@ -42,7 +42,7 @@ def is_synthetic(source: str) -> bool:
 
 
 def absolute(text: str) -> str:
-    """A place on disk, wherever a run is resumed from; names of what is built in stay as they are."""
+    """An absolute path, so that a run can be resumed from anywhere; names of built-in data stay as they are."""
     is_name = is_synthetic(text) or text.partition(":")[0] in ("characters", "words", "bpe")
     return text if is_name else os.path.abspath(os.path.expanduser(text))
 
@@ -65,11 +65,11 @@ def check_tokenizer(text: str) -> None:
 def check_lock(text: str) -> None:
     tower, _, blocks = text.partition(":")
     if tower not in ("image", "text", "both") or (blocks and not blocks.isdecimal()) or text.endswith(":"):
-        raise ValueError("image, text or both, or with a number of last blocks to train all the same: image:2")
+        raise ValueError("image, text or both, optionally with the number of last blocks to train: image:2")
 
 
 def bounded(default: Any, *, low: float | None = None, high: float | None = None) -> Any:
-    """A field whose value, when there is one, lies between `low` and `high`, both included."""
+    """A field whose value, if there is one, lies between `low` and `high`, both included."""
     return field(default=default, metadata={"low": low, "high": high})
 
 
@@ -98,7 +98,7 @@ class ImageTowerConfig:
 
     @property
     def pooled(self) -> int:
-        """Values that the projection reads."""
+        """How many values the projection reads."""
         return self.width * (self.patches if self.pool == "flat" else 1)
 
     @property
@@ -109,7 +109,7 @@ class ImageTowerConfig:
 
     @property
     def words(self) -> str:
-        """For people: what it is made of."""
+        """What it is made of, in words for the user."""
         blocks = f"{self.width}×{self.depth}" if self.depth else f"width {self.width}"
         patches = f"in patches of {self.patch_px}"
         if self.stem == "conv":
@@ -183,7 +183,7 @@ class OptimConfig:
     grad_clip: float | None = bounded(1.0, low=1e-6, high=1e6)  # largest gradient norm; None: do not clip
 
     def warmup_of(self, total_steps: int) -> int:
-        """Steps until the peak, in a run of that many."""
+        """Steps until the peak, in a run of so many steps."""
         return total_steps // 10 if self.warmup_steps is None else self.warmup_steps
 
 
@@ -246,12 +246,12 @@ class TuneConfig:
 
     @property
     def unlocked_blocks(self) -> int:
-        """Last blocks of a locked tower that are trained all the same."""
+        """Last blocks of a locked tower that are trained anyway."""
         return int((self.lock or "").partition(":")[2] or 0)
 
     @property
     def is_partial(self) -> bool:
-        """Whether some weights stay as they are."""
+        """Whether some weights are frozen."""
         return self.lock is not None or self.lora is not None
 
     @property

@@ -1,4 +1,4 @@
-"""Pictures that cannot be used: which, why, how many are too many. No torch."""
+"""Pictures that cannot be used: which ones, why, and how many are too many. No torch."""
 
 import math
 from collections import Counter

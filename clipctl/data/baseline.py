@@ -1,6 +1,6 @@
-"""What needs no training: a held-out picture gets the caption of the training picture whose pixels are most like its.
+"""A baseline without training: a held-out picture gets the caption of the training picture nearest in pixels.
 
-A model that does not find more than this has learnt nothing of use, however low its loss is.
+A model that does not find more than this has learnt nothing useful, however low its loss is.
 """
 
 from collections.abc import Callable

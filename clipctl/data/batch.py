@@ -10,7 +10,7 @@ from clipctl.data.bad import BadPicture
 
 
 class Views(NamedTuple):
-    """Where each picture of a batch is looked at, if that is still to be done: see `data.views`."""
+    """The random views that are still to be sampled from the pictures of a batch: see `data.views`."""
 
     maps: Tensor  # (B, 2, 3): from the corners (±1, ±1) of the model's input to pixels
     sizes: Tensor  # (B, 2): width and height of each picture, in the upper left corner of its place in the batch
@@ -20,8 +20,7 @@ class Views(NamedTuple):
         return Views(self.maps.to(device), self.sizes.to(device), self.side_px)
 
     def of(self, images: Tensor) -> Tensor:
-        """What is seen of pictures (B, H, W, 3): (B, S, S, 3), blended from four pixels each. Beyond a picture,
-        its edge is repeated."""
+        """Views of pictures (B, H, W, 3): (B, S, S, 3), sampled bilinearly. Beyond a picture, its edge is repeated."""
         pixels = images.permute(0, 3, 1, 2).contiguous().float()
         shape = [len(pixels), 3, self.side_px, self.side_px]
         places = F.affine_grid(self.maps, shape, align_corners=False)  # (B, S, S, 2), in pixels
@@ -56,7 +55,7 @@ class Batch(NamedTuple):
 
     @property
     def has_features(self) -> bool:
-        """Whether pictures are features already."""
+        """Whether the pictures are features already."""
         return self.images.ndim == 2
 
     @property
@@ -65,12 +64,12 @@ class Batch(NamedTuple):
         return self.images if self.views is None else self.views.of(self.images)
 
     def split(self, pairs: int) -> "list[Batch]":
-        """Parts of so many pairs, the last maybe of fewer. Which captions match which pictures stays with the whole."""
+        """Parts of `pairs` pairs, the last may be smaller. Which captions match which pictures stays with the whole."""
         whole_parts, rest = divmod(len(self.images), pairs)
         return self._split([pairs] * whole_parts + [rest] * (rest > 0))
 
     def split_evenly(self, count: int) -> "list[Batch]":
-        """So many parts, as equal as can be."""
+        """`count` parts, as equal in size as possible."""
         size, more = divmod(len(self.images), count)
         return self._split([size + 1] * more + [size] * (count - more))
 

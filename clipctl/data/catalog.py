@@ -36,7 +36,7 @@ class Data:
 
     @property
     def pictures(self) -> int:
-        """All there should be, missing ones included."""
+        """All pictures the data name, missing ones included."""
         return len(self.train) + len(self.val) + len(self.missing)
 
 
@@ -184,12 +184,14 @@ def leakage_of(train: Source, val: Source) -> Leakage:
 
 
 def leakage_notes(leakage: Leakage, *, of_classes: bool = False) -> list[str]:
-    """What to warn of; classes have the same captions on both sides, as they should."""
+    """What to warn about; classes have the same captions on both sides, as they should."""
     notes = []
     if leakage.pictures:
-        notes.append(f"{leakage.pictures:,} held-out pictures are also in the training set: scores will look too good")
+        are = "picture is" if leakage.pictures == 1 else "pictures are"
+        notes.append(f"{leakage.pictures:,} held-out {are} also in the training set: scores will look too good")
     if leakage.captions and not of_classes:
-        notes.append(f"{leakage.captions:,} held-out captions also belong to training pictures")
+        belong = "caption also belongs" if leakage.captions == 1 else "captions also belong"
+        notes.append(f"{leakage.captions:,} held-out {belong} to training pictures")
     return notes
 
 

@@ -38,7 +38,7 @@ _UPRIGHT = {
 
 @cache
 def reads_heif() -> bool:
-    """Whether HEIC can be read: pillow-heif is installed. Pillow is told of it."""
+    """Whether HEIC can be read: if pillow-heif is installed, it is registered with Pillow."""
     try:
         import pillow_heif
     except ImportError:
@@ -52,7 +52,7 @@ def _formats() -> tuple[str, ...]:
 
 
 def _is_heif(content: bytes) -> bool:
-    """By the brand in its first box; many are called .jpg by the program that copied them."""
+    """Judged by the brand in its first box: many are called .jpg by the program that copied them."""
     return content[4:8] == b"ftyp" and content[8:12] in (b"heic", b"heix", b"heim", b"heis", b"hevc", b"mif1")
 
 

@@ -1,4 +1,4 @@
-"""Features of a locked tower in place of pictures and captions: what never changes is read, not computed."""
+"""Features of a locked tower in place of pictures and captions: they never change, so they are read, not computed."""
 
 from collections.abc import Mapping
 from typing import NamedTuple

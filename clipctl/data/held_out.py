@@ -1,4 +1,4 @@
-"""The held-out pairs: read once, in batches, with which captions are right for which pictures."""
+"""The held-out pairs: read once, in batches, with the captions that are right for each picture."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -41,12 +41,12 @@ class Matches:
 
     @property
     def different(self) -> NDArray[np.int64]:
-        """The first caption of each different text."""
+        """For each distinct text, the first caption that has it."""
         return np.unique(self._text_of, return_index=True)[1]
 
     @property
     def text_of(self) -> NDArray[np.int64]:
-        """The number of each caption's text: its place among the different ones."""
+        """The number of each caption's text: its place among the distinct ones."""
         return self._text_of
 
     @property

@@ -30,7 +30,7 @@ class Augmentation:
 
     @classmethod
     def of(cls, config: DataConfig, *, drawn: bool) -> "Augmentation":
-        """As configured; anything left open gets what suits synthetic scenes or pictures from files."""
+        """As configured; anything left open gets a default that suits synthetic scenes or pictures from files."""
         shift, zoom, crop, jitter = (0.08, 0.1, 1.0, 0.0) if drawn else (0.0, 0.0, 0.6, 0.1)
         return cls(
             max_shift=shift if config.max_shift is None else config.max_shift,

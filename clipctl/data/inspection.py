@@ -160,7 +160,7 @@ def inspect_data(
 
 
 def _problems(data: Data, config: DataConfig, bad: dict[str, str], decoded: int) -> Iterator[DataError]:
-    """What training would raise, now or on the way; of the pictures that are there, `decoded` were looked at."""
+    """What training would raise, at once or later; of the pictures that exist, `decoded` were looked at."""
     if problem := too_few_pairs(data, config) or too_few_held_out(len(data.val), _bad_of(data.val, bad)):
         yield problem
     missing = len(data.missing)

@@ -60,8 +60,8 @@ class Text(NamedTuple):
 class PairDataset(Dataset[Pair]):
     """One augmented pair per key; all randomness is a function of (seed, epoch, index).
 
-    A picture that cannot be used is replaced, along with its caption, by the next usable one. With a number of `views`,
-    a picture is augmented in so many ways only, one epoch after the other.
+    A picture that cannot be used is replaced, along with its caption, by the next usable one. With `views`, a picture
+    is augmented in only that many ways, which take turns from epoch to epoch.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class PairDataset(Dataset[Pair]):
         return Pair(pixels, text.tokens, jitter, view, asked, may_flip, text.caption_key, text.picture_key, bad)
 
     def view_of(self, epoch: int) -> int:
-        """What the randomness of pictures is a function of: the epoch, or which of a few views comes in turn."""
+        """What the randomness of pictures depends on: the epoch, or, with a few fixed views, whose turn it is."""
         return epoch if self._views is None else 1 + (epoch - 1) % self._views
 
     def _names_side(self, index: int, text: Text) -> bool:
@@ -109,7 +109,7 @@ class PairDataset(Dataset[Pair]):
         return int(chosen_captions(np.array([index]), count, self._seed, epoch)[0])
 
     def pixels(self, index: int) -> Pixels | None:
-        """A picture as it is kept; None if it cannot be used."""
+        """A picture as it is cached; None if it cannot be used."""
         if index not in self._bad:
             try:
                 return self._cache.get(index)
@@ -200,7 +200,7 @@ class CollateWithViews(Collate):
 
 
 class Sampler(Protocol):
-    """Batches of keys, from wherever `start` said."""
+    """Batches of keys, from wherever `start` was told to begin."""
 
     def start(self, epoch: int, first_batch: int = 0) -> None: ...
 
@@ -239,7 +239,7 @@ class TrainLoader:
     def of(
         self, dataset: PairDataset, collate: Collate, *, workers: int, sampler: Sampler | None = None
     ) -> "TrainLoader":
-        """The same batches, or others, from another dataset."""
+        """The same loader, or one with other batches, over another dataset."""
         return TrainLoader(dataset, sampler or self._sampler, collate, workers=workers)
 
     def epoch(self, epoch: int, first_batch: int = 0) -> Iterator[Batch]:
@@ -261,7 +261,7 @@ class TrainLoader:
             yield batch
 
     def _watch(self) -> AbstractContextManager[None]:
-        """Bounds what waits for workers; there may be none."""
+        """Limits how long the block may wait for workers, if there are any."""
         return _alarm(self._timeout_s, self._workers_live) if self.workers else nullcontext()
 
     def _workers_live(self) -> bool:

@@ -131,8 +131,8 @@ def loss_floor(source: Source, plan: EpochPlan) -> float:
 
 
 class EpochSampler:
-    """Batches of keys for a loader, from wherever `start` said. With several `ranks`, the part of each batch that one
-    of them loads: what is in a batch does not depend on how many there are."""
+    """Batches of keys for a loader, from wherever `start` was told to begin. With several `ranks`, the part of each
+    batch that one of them loads: the content of a batch does not depend on how many there are."""
 
     def __init__(
         self, source: Source, batch_size: int, seed: int, *, partners: bool = False, rank: int = 0, ranks: int = 1

@@ -70,7 +70,7 @@ def write_sheet(cells: Sequence[Cell], path: Path) -> None:
         sheet.save(path)
     except OSError as error:
         raise DataError(
-            f"cannot write the sheet to {path}: {error.strerror or error}", "pass a place that you can write to"
+            f"cannot write the sheet to {path}: {error.strerror or error}", "pass a path that you can write to"
         ) from None
 
 

@@ -27,7 +27,7 @@ MIN_WORD_COUNT = 2  # rarer words are spelled: an id seen once learns nothing
 WORDS = 16_384  # of `words` without a number; as many as there are, if fewer
 KEPT_SPELLINGS = 100_000
 TOKENIZER_HINT = "--tokenizer takes words, characters, bpe:4096, or the path of a tokenizer.json"
-MODEL_HINT = "the model's files are damaged or were edited: take another checkpoint, or export the model again"
+MODEL_HINT = "the model's files are damaged or were edited: use another checkpoint, or export the model again"
 
 _START_NAMES = ("<|startoftext|>", "<start>", "<s>", "[CLS]", "<bos>")
 _END_NAMES = ("<|endoftext|>", "<end>", "</s>", "[SEP]", "<eos>")
@@ -87,8 +87,8 @@ class CharacterTokenizer:
 
 class WordTokenizer:
     """One id per word. A word that is not in the vocabulary is spelled by the longest pieces that are: as WordPiece
-    does, where `##` marks a piece that continues a word. So nothing needs to be unknown but a new character, which
-    ends a word, as a sign does.
+    does, where `##` marks a piece that continues a word. So only a new character is unknown; like punctuation, it ends
+    a word.
 
     Ids: padding 0, start 1, unknown 2, the pieces, end.
     """

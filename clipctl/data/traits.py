@@ -1,5 +1,5 @@
-"""What kind of data it is, as far as a recipe depends on it: how many pictures, which captions, photographs or
-drawings. No torch."""
+"""Traits of a dataset that a recipe depends on: how many pictures, which captions, photographs or drawings. No
+torch."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -28,7 +28,7 @@ class Traits:
 
     @property
     def are_drawings(self) -> bool:
-        """Icons, diagrams, letters: a mirrored one may mean something else, and a part of one nothing."""
+        """Icons, diagrams, letters: mirrored, one may mean something else; cropped, nothing."""
         return self.flat_share >= DRAWING_SHARE
 
 

@@ -1,7 +1,8 @@
 """Random views of pictures, for a whole batch at once: where each pixel of the model's input is read. No torch.
 
 A view is an affine map (2 × 3) from the model's input, whose corners are (±1, ±1), to pixels of the picture. Crop,
-shift, zoom, turn, stretch and mirror are one map together, so that the picture is sampled once, on the model's device.
+shift, zoom, turn, stretch and mirror are combined in one map, so that the picture is sampled once, on the model's
+device.
 """
 
 import numpy as np

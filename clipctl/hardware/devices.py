@@ -64,7 +64,7 @@ class Device:
         self._ask("reset_peak_memory_stats")
 
     def release(self) -> None:
-        """Return cached free memory to the system: other programs see it as in use."""
+        """Return cached free memory to the system, which otherwise counts it as in use."""
         if self.is_accelerator and hasattr(self._module, "empty_cache"):
             self._module.empty_cache()
 
@@ -115,7 +115,7 @@ def open_device(asked: str) -> Device:
 
 
 def facts() -> list[DeviceFacts]:
-    """Every device, as a profile keeps it."""
+    """Every device, as a profile stores it."""
     return [DeviceFacts(label, _name(torch.device(label)), _total_bytes(torch.device(label))) for label in labels()]
 
 

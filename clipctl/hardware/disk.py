@@ -11,8 +11,8 @@ def free_bytes(path: Path) -> int:
 
 
 def try_to_write(path: Path) -> None:
-    """Raises OSError if nothing can be written where `path` is or will be. Tried, because permissions do not tell all:
-    not for root, not on a read-only disk."""
+    """Raises OSError if nothing can be written where `path` is or will be. Actually tried, because permissions do not
+    tell the whole story: not for root, not on a read-only disk."""
     with tempfile.TemporaryDirectory(prefix=".clipctl-", dir=existing_part(path)):
         pass
 

@@ -1,4 +1,4 @@
-"""What devices are known to compute wrongly, without a word. No torch."""
+"""What devices are known to compute wrongly, and silently. No torch."""
 
 import re
 

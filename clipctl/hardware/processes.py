@@ -17,7 +17,7 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(sign
 
 
 def heard_signals() -> list[signal.Signals]:
-    """The stop signals that this process was not told to ignore: what `nohup` and --detach start does not end with its
+    """The stop signals that this process was not told to ignore: a process started by `nohup` or --detach outlives its
     terminal."""
     return [number for number in STOP_SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]
 

@@ -74,7 +74,7 @@ class Machine:
     def parse(cls, values: Any) -> "Machine":
         """Raises ValueError if `values` does not describe a machine."""
         if not isinstance(values, dict) or not {item.name for item in fields(cls)} <= values.keys():
-            raise ValueError("no description of a machine")
+            raise ValueError("not a description of a machine")
         return cls(**{item.name: values[item.name] for item in fields(cls)})
 
     def differences(self, other: "Machine") -> list[str]:
@@ -178,7 +178,7 @@ class Profile:
         return replace(self, steps=tuple(steps.values())[-KEPT_STEPS:])
 
     def with_attention(self, new: "list[AttentionTimes]") -> "Profile":
-        """What is known stays: the same command gives the same weights only if it is decided in the same way."""
+        """Known times are kept: the same command gives the same weights only if it decides in the same way."""
         known = {one.key: one for one in (*new, *self.attention)}
         return replace(self, attention=tuple(known.values())[-KEPT_STEPS:])
 
@@ -188,7 +188,7 @@ class Profile:
         return next((one for one in self.rates if (one.device, one.precision, one.threads) == wanted), None)
 
     def is_plausible(self, rate: Rates) -> bool:
-        """Not if fewer threads of the CPU reach far more: then another program was busy beside them."""
+        """Not if fewer CPU threads reach far more: then another program was busy meanwhile."""
         place = ("cpu", rate.precision)
         fewer = (one for one in self.rates if (one.device, one.precision) == place and one.threads < rate.threads)
         return rate.device != "cpu" or all(rate.gflops >= LEAST_GAIN * one.gflops for one in fewer)
@@ -228,7 +228,7 @@ def _rate(values: dict[str, Any]) -> Rates:
 def _sample(values: dict[str, Any]) -> StepSample:
     sample = StepSample(**_numbers(values, "threads", "step_s", "iqr_s", "saved_s"))
     if not sample.step_s or not isinstance(sample.workload, dict) or not isinstance(sample.peak_bytes, int | None):
-        raise ValueError("a step without sense")
+        raise ValueError("a step that makes no sense")
     return sample
 
 
@@ -257,7 +257,7 @@ def profile_file(machine: Machine) -> Path:
 
 
 def load_profile(machine: Machine | None = None) -> Profile:
-    """What is known about this machine, without what cannot be; nothing if it is new or the file is damaged."""
+    """What is known about this machine, without implausible values; nothing if it is new or the file is damaged."""
     machine = machine or Machine.here()
     try:
         profile = Profile.parse(files.read_sealed(profile_file(machine), LIMIT_BYTES))
@@ -269,7 +269,7 @@ def load_profile(machine: Machine | None = None) -> Profile:
 
 
 def update_profile(change: Callable[[Profile], Profile], machine: Machine | None = None) -> bool:
-    """Apply a change to the stored profile; False if it cannot be saved, which is not treated as an error."""
+    """Apply a change to the stored profile; False if it cannot be saved, which is not an error."""
     machine = machine or Machine.here()
     path = profile_file(machine)
     try:

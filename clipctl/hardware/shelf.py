@@ -24,7 +24,8 @@ class Shelf:
         self.home = cache_dir(name)
 
     def use(self, key: str) -> FileLock:
-        """A use of an entry, whether it is there yet or not: nobody deletes it until the lock is released, or gone."""
+        """Mark an entry as in use, whether it exists yet or not: nobody deletes it until its lock is released or
+        gone."""
         with self._locked():
             with suppress(FileNotFoundError):
                 os.utime(self.home / key)  # when it was last used
@@ -37,7 +38,7 @@ class Shelf:
 
     @contextmanager
     def swept(self) -> Iterator[list[Path]]:
-        """All entries, those used last first. Nobody begins to use one before the block ends."""
+        """All entries, the most recently used first. Nobody can begin to use one before the block ends."""
         with self._locked():
             found = [(path.stat().st_mtime, path) for path in self.home.iterdir() if path.is_dir()]
             yield [path for _, path in sorted(found, reverse=True)]
@@ -52,7 +53,7 @@ class Shelf:
         return False
 
     def delete(self, entry: Path) -> None:
-        """Unless it is in use."""
+        """Delete an entry unless it is in use."""
         with suppress(OSError):
             if not self.is_used(entry):
                 files.discard(entry)

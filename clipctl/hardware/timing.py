@@ -31,7 +31,7 @@ class Timing:
 
     @property
     def mean_s(self) -> float:
-        """Without the fastest and the slowest tenth; from three samples on, at least one of each.
+        """The mean without the fastest and the slowest tenth; from three samples on, at least one of each.
 
         A long run takes the sum of its steps, so forecasts use means: a machine that is slow one second in three is
         neither slow nor fast, whatever its median says.

@@ -1,4 +1,4 @@
-"""Files, pictures, arrays and captions to embeddings, as an evaluation sees them."""
+"""Files, pictures, arrays and captions to embeddings, preprocessed as in an evaluation."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
@@ -55,11 +55,11 @@ class Embedder:
 
     @classmethod
     def of_graphs(cls, model: OnnxModel, *, int8: bool | None = None) -> "Embedder":
-        """An ONNX export, verified first, run by onnxruntime; by default with its weights in full, if it has them."""
+        """An ONNX export, verified first, run by onnxruntime; by default with its full weights, if it has them."""
         return cls(model.open(int8=int8), model.tokenizer, model.config, model.identity)
 
     def or_faster(self, directory: Path) -> "Embedder":
-        """This one, or the same model by the ONNX files in a directory, if they are faster here."""
+        """This one, or the same model from the ONNX files in a directory, if they are faster here."""
         engine = faster(self._engine, directory, self.config)
         return self if engine is self._engine else Embedder(engine, self._tokenizer, self.config, self.identity)
 
@@ -100,8 +100,8 @@ class Embedder:
 
 def load(model: str | Path, *, runs_dir: str | Path | None = None, device: str = "cpu") -> Embedder:
     """The model that RUN (its best checkpoint), RUN@last, RUN@STEP, the directory of a checkpoint or of a model by
-    transformers or open_clip, or a name on the hub stands for, ready to embed. An ONNX export does without torch's
-    weights; if a directory has both, whichever is faster here is used.
+    transformers or open_clip, or a name on the hub stands for, ready to embed. An ONNX export needs no torch weights;
+    if a directory has both, whichever is faster here is used.
 
     >>> model = clipctl.load("a1f3@best")
     >>> model.embed_texts(["a red cat", "two towers"]) @ model.embed_images(["cat.jpg"]).T

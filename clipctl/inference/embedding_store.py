@@ -153,7 +153,7 @@ class EmbeddingStore:
 
 
 def is_store(path: Path) -> bool:
-    """Whether it says of itself that it is an index, whole or not: a folder may have a manifest.json of its own."""
+    """Whether its manifest says that it is an index, intact or not: a folder may have an unrelated manifest.json."""
     try:
         return SCHEMA.encode() in files.read_bounded(path / MANIFEST, MANIFEST_LIMIT_BYTES)
     except OSError:
@@ -220,7 +220,7 @@ def _parsed(line: bytes, file: Path) -> PictureId:
 
 
 def _open_vectors(path: Path) -> NDArray[Any]:
-    """Mapped, not read. Never unpickled. Copied on write, because torch wants memory that could be written to."""
+    """Mapped, not read. Never unpickled. Copied on write, because torch wants writable memory."""
     files.open_plain(path).close()
     try:
         return np.load(path, mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
@@ -232,7 +232,7 @@ def _open_vectors(path: Path) -> NDArray[Any]:
 
 
 class Known(NamedTuple):
-    """Where the embedding of a picture is already."""
+    """Where the existing embedding of a picture is."""
 
     vectors: NDArray[Any]
     row: int
@@ -240,7 +240,7 @@ class Known(NamedTuple):
 
 @contextmanager
 def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
-    """Only one process refreshes an index at a time. Only an index, an empty directory or none becomes one."""
+    """Only one process refreshes an index at a time. Only an index, or an empty or new directory, may become one."""
     path.mkdir(parents=True, exist_ok=True)
     if not is_store(path) and any(not file.name.startswith(".") for file in path.iterdir() if not _is_own(file)):
         raise DataError(f"{path} is a directory with other files in it", "name a new directory for the index")
@@ -248,7 +248,7 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
         with FileLock(path / LOCK, timeout=wait_s):
             yield
     except Timeout:
-        raise DataError(f"{path} is being refreshed by another process", "wait until it has ended") from None
+        raise DataError(f"{path} is being refreshed by another process", "wait until it has finished") from None
 
 
 def _is_own(file: Path) -> bool:
@@ -256,7 +256,7 @@ def _is_own(file: Path) -> bool:
 
 
 def unfinished_work(path: Path, model: ModelFacts, dtype: str) -> dict[PictureId, Known]:
-    """What an interrupted refresh has embedded. A part that a power cut has torn is no part."""
+    """What an interrupted refresh has embedded. A part torn by a power cut does not count."""
     found: dict[PictureId, Known] = {}
     for file in sorted((path / PARTS).glob(f"{model.fingerprint[:16]}-{dtype}-*.jsonl")):
         with suppress(StoreError, OSError):
@@ -269,7 +269,7 @@ def unfinished_work(path: Path, model: ModelFacts, dtype: str) -> dict[PictureId
 def save_part(
     path: Path, model: ModelFacts, dtype: str, number: int, pictures: Sequence[PictureId], vectors: NDArray[Any]
 ) -> None:
-    """Vectors first: a part without its lines is no part."""
+    """Vectors first: a part without its lines does not count."""
     (path / PARTS).mkdir(exist_ok=True)
     file = path / PARTS / f"{model.fingerprint[:16]}-{dtype}-{number:08d}.jsonl"
     with files.replaced(file.with_suffix(".npy"), durable=False) as partial, partial.open("wb") as stream:
@@ -291,7 +291,7 @@ def write_state(
     rows: Sequence[tuple[PictureId, Known]],
     bad: Sequence[BadFile],
 ) -> Manifest:
-    """A new state, which takes the place of the one before."""
+    """Write a new state, which replaces the one before."""
     generation = read_manifest(path).generation + 1 if is_store(path) else 1
     manifest = Manifest(generation, model, len(rows), dtype, list(places))
     shape = (len(rows), model.dimensions)

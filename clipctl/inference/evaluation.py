@@ -1,4 +1,4 @@
-"""How good a model is on data: recall as papers count it, with intervals, beside chance and what needs no training.
+"""How good a model is on data: recall as papers count it, with intervals, next to chance and an untrained baseline.
 
 N pictures, C captions, E dimensions. Every caption of every picture counts. A rank is the number of wrong candidates
 that are at least as similar as the best right one, so that ties count against the model.
@@ -85,11 +85,11 @@ def embed_data(
 
 
 def check_same(world: World, embedders: Sequence[Embedder], source: Source) -> None:
-    """Raise on all processes if they do not have the same data and models."""
+    """Raise in all processes if they do not have the same data and models."""
     facts = [source.fingerprint, *(embedder.identity.fingerprint for embedder in embedders)]
     for rank, other in enumerate(found := world.all_of(facts)):
         if other != found[0]:
-            raise DataError(f"rank {rank} has other data or models than rank 0", "copy the same to every machine")
+            raise DataError(f"rank {rank} has different data or models from rank 0", "copy the same to every machine")
 
 
 def _embed_texts(embedder: Embedder, texts: Sequence[str], world: World | None) -> Vectors:
@@ -165,7 +165,7 @@ def chance_recalls(data: EmbeddedData) -> dict[str, float]:
 
 
 def _spread(data: EmbeddedData, most: int) -> NDArray[np.int64]:
-    """Evenly spaced pictures, so few that each can be compared with everything."""
+    """Evenly spaced pictures, few enough to compare each with everything."""
     count = max(2, min(data.pictures, most, HELD_VALUES // len(data.captions)))
     return np.arange(count) * data.pictures // count
 
@@ -180,7 +180,7 @@ def difficulty(data: EmbeddedData) -> list[float | None]:
 
 
 def baseline(data: EmbeddedData, trained_on: Source | None) -> float | None:
-    """What the nearest training picture by pixels finds; None if their captions do not meet, or they are not there."""
+    """What the nearest training picture by pixels finds; None without shared captions or training pictures."""
     if trained_on is None or trained_on.is_drawn:
         return None
 
@@ -202,7 +202,7 @@ def modality_gap(data: EmbeddedData) -> float:
 
 
 class Calibration(NamedTuple):
-    """Whether the model is as sure as it is right, when it picks a caption for each picture."""
+    """Whether the model is as confident as it is accurate when it picks a caption for each picture."""
 
     sure: float  # mean probability of what it picks
     right: float  # share of its picks that are right
@@ -212,7 +212,7 @@ class Calibration(NamedTuple):
 
 
 def calibration(data: EmbeddedData, scale: float) -> Calibration:
-    """On different captions only: equal ones would share a probability."""
+    """On distinct captions only: equal ones would share a probability."""
     different = data.matches.different
     # Of a grid of temperatures, the one fits at which the right captions have the highest likelihood.
     scales = np.exp(np.linspace(math.log(1.0), math.log(200.0), 60))
@@ -271,7 +271,7 @@ def zero_shot(
     labels: Sequence[str],
     templates: Sequence[str],
 ) -> ZeroShot:
-    """Which of the labels each picture gets, against what it is; None: it is none of them."""
+    """Which of the labels each picture gets, against the one it should get; None: it belongs to none of them."""
     numbers = {label: number for number, label in enumerate(labels)}
     known = [(picture, numbers[label]) for picture, label in enumerate(truths) if label in numbers]
     if not known:
@@ -293,7 +293,7 @@ def zero_shot(
 
 @dataclass(frozen=True)
 class ModelScores:
-    """What `eval` says of one model. Shares are 0–1."""
+    """What `eval` reports for one model. Shares are 0–1."""
 
     name: str
     recalls: dict[str, float]
@@ -349,6 +349,6 @@ class Difference(NamedTuple):
 
 
 def difference(first: ModelScores, other: ModelScores) -> Difference:
-    """Paired: both are resampled alike, so that what the data contribute cancels out."""
+    """Paired: both are resampled alike, so that variation from the data cancels out."""
     drawn = [(one.resamples["i2t_r1"] + one.resamples["t2i_r1"]) / 2 for one in (first, other)]
     return Difference(other.score - first.score, *interval(drawn[1] - drawn[0]))

@@ -22,7 +22,7 @@ from clipctl.progress import Tell, silent
 
 
 class PictureId(NamedTuple):
-    """A picture as it is now: other numbers, another picture."""
+    """A picture as it is now: if size or time changes, it counts as another picture."""
 
     path: str  # of the file; or of the shard, a slash, and the member
     size_bytes: int
@@ -37,7 +37,7 @@ class BadFile(NamedTuple):
 
 
 class Gallery(Protocol):
-    """Pictures in an order that stays the same as long as they do."""
+    """Pictures in an order that stays the same as long as the pictures do."""
 
     @property
     def pictures(self) -> Sequence[PictureId]: ...
@@ -125,7 +125,7 @@ def _open(place: str, tell: Tell) -> Gallery:
 
 
 def _indexed(place: str, tell: Tell) -> Gallery:
-    """Every picture of a dataset, with a caption or without."""
+    """Every picture of a dataset, with or without a caption."""
     index = open_index(os.path.abspath(place), Hints(), tell, needs_captions=False)
     return Indexed(IndexedSource.whole([index], place))
 
@@ -138,7 +138,7 @@ class Originals:
         self._found: tuple[Gallery, dict[str, int]] | None = None
 
     def _members(self) -> tuple[Gallery, dict[str, int]]:
-        """Where in which shard a picture is that is no file of its own. Looked for once, whoever asks."""
+        """Where pictures that are not files of their own lie in shards. Looked up once for all."""
         with self._lock:
             if self._found is None:
                 gallery = open_gallery(self._places)

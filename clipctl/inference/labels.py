@@ -1,4 +1,4 @@
-"""Naming pictures: which of several labels fits best. Zero-shot classification, as CLIP does it."""
+"""Classifies pictures: which of several labels fits best. Zero-shot classification, as CLIP does it."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Searching, naming and judging from Python, in a few lines."""
+"""Search, classification and evaluation from Python, in a few lines."""
 
 import os
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ class PictureIndex:
     def search(
         self, query: Picture, *, top: int = 10, minus: Sequence[Picture] = (), threshold: float | None = None
     ) -> list[Match]:
-        """The pictures nearest to words, to a picture file or to a picture; `minus`: what they should not be like."""
+        """The pictures nearest to words, to a picture file or to a picture; `minus`: what to steer away from."""
         wanted = embed_queries(self.model, [query])
         if minus:
             wanted = without(wanted, embed_queries(self.model, minus))

@@ -1,4 +1,4 @@
-"""Merged models, judged: which share of which model finds most."""
+"""Merged models, evaluated: which share of which model finds most."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,13 +28,13 @@ class Candidate(NamedTuple):
 
 
 def read_models(root: Path, names: Sequence[str]) -> list[Found]:
-    """The models that the names stand for; one name alone is a run, of which all checkpoints are taken."""
+    """The models that the names stand for; a single name is a run, all of whose checkpoints are taken."""
     if len(names) > 1:
         return [load_any(root, name) for name in names]
     run = RunDir.find(root, names[0])
     kept = [str(one.path) for one in CheckpointStore(run).all()]
     if len(kept) < 2:
-        raise ConfigError(f"{run.name} has {len(kept)} checkpoint, nothing to average", "train with --keep-last 5")
+        raise ConfigError(f"{run.name} has fewer than two checkpoints to average", "train with --keep-last 5")
     return [load_any(root, path) for path in kept]
 
 
@@ -51,7 +51,7 @@ def data_to_judge_by(models: Sequence[Found], places: Sequence[str] | None) -> S
 def candidates(
     models: Sequence[Found], alphas: Sequence[float | None], source: Source | None, progress: Count
 ) -> list[Candidate]:
-    """A merged model for each alpha, judged if there is data for it."""
+    """A merged model for each alpha, evaluated if there is data for it."""
     found = []
     for alpha in alphas:
         shares = [1 / len(models)] * len(models) if alpha is None else [1 - alpha, alpha]

@@ -1,6 +1,6 @@
 """Indexes that clipctl keeps for itself in the application directory: searching a folder is a single command. Each is
-named after the folder and the model. Those not used for longest are deleted when there are too many or too large ones.
-"""
+named after the folder and the model. The least recently used are deleted when there are too many or they take too much
+space."""
 
 import hashlib
 import os
@@ -35,7 +35,7 @@ def private_index(
 
 
 def sweep(shelf: Shelf) -> None:
-    """Keep the indexes that were used last, as many as may be kept, and those in use."""
+    """Keep the indexes that were used last, up to the limits, and those in use."""
     with shelf.swept() as found:
         sizes_bytes = {path: files.size_on_disk(path) for path in found}
         room_bytes = DISK_SHARE * (free_bytes(shelf.home) + sum(sizes_bytes.values()))

@@ -48,9 +48,9 @@ def refresh(
     wait_s: float = 0.0,
     world: World | None = None,
 ) -> Refreshed:
-    """Make the index hold just the pictures of a gallery. Interrupted, it keeps what it has for the next time.
-    `wait_s`: for another process that refreshes it. `world`: processes of which each embeds a part; this is rank 0, the
-    others call `help_refresh`."""
+    """Make the index hold exactly the pictures of a gallery. If interrupted, it keeps what it has for the next time.
+    `wait_s`: how long to wait for another process that refreshes it. `world`: processes that embed a part each; this is
+    rank 0, the others call `help_refresh`."""
     with stores.locked(path, wait_s):
         model = facts_of(embedder)
         known = stores.unfinished_work(path, model, dtype)
@@ -80,15 +80,17 @@ def refresh(
 
 
 def check_same(world: World, gallery: Gallery) -> None:
-    """Raise on all processes if they do not see the same pictures, which may lie elsewhere on every machine."""
+    """Raise in all processes if they do not see the same pictures, which may lie elsewhere on every machine."""
     names = sha256("\n".join(os.path.basename(one.path) for one in gallery.pictures).encode()).hexdigest()
     for rank, other in enumerate(found := world.all_of(names)):
         if other != found[0]:
-            raise DataError(f"rank {rank} finds other pictures than rank 0", "copy the same pictures to every machine")
+            raise DataError(
+                f"rank {rank} finds different pictures from rank 0", "copy the same pictures to every machine"
+            )
 
 
 def help_refresh(world: World, embedder: Embedder, gallery: Gallery) -> None:
-    """Embed this process's part of what rank 0 wants for its index."""
+    """Embed this process's part of what rank 0 needs for its index."""
     for _ in embed_stream(embedder, _decoder(gallery, embedder), world.from_first(None), world=world):
         pass
 

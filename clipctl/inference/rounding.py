@@ -1,4 +1,4 @@
-"""What weights of 8 bits cost and gain: size, speed and recall of an ONNX export, before and after."""
+"""What 8-bit weights cost and gain: size, speed and recall of an ONNX export, before and after."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -34,14 +34,14 @@ class Variant:
 
 
 def compare(directory: Path, tell: Tell = silent) -> tuple[str, list[Variant]]:
-    """What they are judged on, in words; the full weights; the rounded ones."""
+    """What they are evaluated on, in words; the full weights; the 8-bit ones."""
     model = OnnxModel.read(directory)
     embedders = {name: Embedder.of_graphs(model, int8=name == "int8") for name in ("fp32", "int8")}
     tell("timing")
     rates = _rates(embedders)
     low, high = PICTURES
     source, words = held_out(model.config.data, int(min(high, max(low, JUDGED_S * min(rates.values())))))
-    tell(f"judging on {words}")
+    tell(f"evaluating on {words}")
     found = []
     for name, embedder in embedders.items():
         recalls = rank(embed_data(embedder, source)).recalls()

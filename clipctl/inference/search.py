@@ -20,7 +20,7 @@ class Matches:
 
 
 def nearest(store: EmbeddingStore, queries: NDArray[np.float32], top: int, threshold: float | None = None) -> Matches:
-    """The `top` rows with the highest dot product with each query (Q, E). Equal scores: the earlier row first.
+    """The `top` rows with the highest dot product with each query (Q, E). Of equal scores, the earlier row comes first.
 
     Every vector is compared. They are stored in half precision and multiplied in single: that is exact, because every
     half is also a single, and faster than doing it in one go, because a block never leaves the cache.
@@ -53,6 +53,6 @@ MINUS_WEIGHT = 0.5
 
 
 def without(wanted: NDArray[np.float32], unwanted: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Queries (Q, E) that score the similarity to what is wanted, minus half the similarity to each of what is not
-    (M, E). All of it would find whatever is least like the unwanted, instead of what was asked for."""
+    """Queries (Q, E) that score the similarity to what is wanted, minus half the similarity to each unwanted one (M,
+    E). Subtracting all of it would find whatever is least like the unwanted, instead of what was asked for."""
     return np.asarray(wanted - MINUS_WEIGHT * unwanted.sum(axis=0), dtype=np.float32)

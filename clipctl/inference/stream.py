@@ -39,7 +39,8 @@ def embed_stream(
     batch_size: int = BATCH_SIZE,
     world: World | None = None,
 ) -> Iterator[Embedded]:
-    """The pictures with these numbers, in order. Several processes take turns with the batches; all get all of them."""
+    """The pictures with these numbers, in order. Several processes take turns with the batches; each gets the
+    embeddings of all."""
     batches = [numbers[start : start + batch_size] for start in range(0, len(numbers), batch_size)]
     if world is None:
         yield from _embed_batches(embedder, decode, batches)

@@ -1,4 +1,4 @@
-"""Find what is wrong with data by a model: captions that do not fit their picture, pictures on both sides of a split.
+"""Finds errors in data with a model: captions that do not fit their picture, pictures on both sides of a split.
 
 A model that has seen a pair in training may know a wrong caption by heart. So each pair is best judged by a model that
 has not: the data are cut into folds, and each fold is judged by a model trained on the others.
@@ -125,8 +125,8 @@ def _to_captions(data: EmbeddedData, scale: float) -> tuple[NDArray[np.float64],
 
 
 def _to_pictures(data: EmbeddedData, scale: float) -> NDArray[np.float64]:
-    """-log p(picture | caption). Pictures of equal captions share the probability, so that of m of them each can reach
-    1/m at most: ln m is taken off, or the pairs of a common caption would look worse than others."""
+    """-log p(picture | caption). Pictures of equal captions share the probability, so that each of m can reach 1/m at
+    most: ln m is subtracted, or the pairs of a common caption would look worse than others."""
     text_of = data.matches.text_of
     sharing = np.log(np.bincount(text_of))[text_of]
     found = np.empty(len(data.captions))
@@ -144,7 +144,7 @@ def _log_sum(logits: NDArray[np.float32]) -> NDArray[np.float64]:
 
 
 class _Teller(Nobody):
-    """Says how far a training is."""
+    """Reports how far a training run has got."""
 
     def __init__(self, tell: Tell, what: str) -> None:
         self._tell, self._what = tell, what
@@ -157,7 +157,7 @@ class _Teller(Nobody):
 
 
 def _by_folds(checkpoint: Checkpoint, data: Data, folds: int, tell: Tell, progress: Count) -> list[Suspect]:
-    """Each part of the data, judged by a model that was trained on the others as the run was."""
+    """Each fold of the data, judged by a model trained on the others with the settings of the run."""
     whole = _joined(data)
     if len(whole) < 4 * folds:
         raise DataError(f"{len(whole):,} pictures are too few for {folds} folds", "use fewer folds")
@@ -182,7 +182,7 @@ def _by_folds(checkpoint: Checkpoint, data: Data, folds: int, tell: Tell, progre
                 Session(plan, root, run.name).train(_Teller(tell, f"training without fold {fold + 1} of {folds}"))
             except Stopped as error:
                 words = f"stopped while training without fold {fold + 1} of {folds}; finished folds are kept"
-                raise Stopped(words, "The same command goes on from there", error.exit_code) from None
+                raise Stopped(words, "The same command continues from there", error.exit_code) from None
         judge = Embedder.of(CheckpointStore(run).named("last"))
         embedded = embed_data(judge, source, progress)
         suspects += _judged(embedded, _labels(source, embedded), judge.scale, f"fold {fold + 1}")
@@ -194,7 +194,7 @@ def _joined(data: Data) -> IndexedSource:
     """All pictures of both sides."""
     train, val = data.train, data.val
     if not isinstance(train, IndexedSource) or not isinstance(val, IndexedSource):
-        raise DataError("built-in pictures are drawn from their captions: none can be wrong", "judge data of your own")
+        raise DataError("built-in pictures are drawn from their captions: none can be wrong", "use data of your own")
     if train.parts == val.parts:
         return IndexedSource(train.parts, np.concatenate([train.pictures, val.pictures]), train.name)
     pictures = np.concatenate([train.pictures, val.pictures + np.int32(sum(map(len, train.parts)))])
@@ -205,7 +205,7 @@ def _joined(data: Data) -> IndexedSource:
 
 
 def _duplicates(sides: dict[str, EmbeddedData], labels: dict[str, list[str]]) -> list[Duplicate]:
-    """Held-out pictures that look just like a training picture: scores on them are too good."""
+    """Held-out pictures that look just like a training picture: scores on them are too high."""
     training, held_out = sides["train"].thumbnails, sides["val"].thumbnails
     best, nearest = np.full(len(held_out), -1.0, dtype=np.float32), np.zeros(len(held_out), dtype=np.int64)
     rows = max(1, HELD_VALUES // len(held_out))
@@ -223,7 +223,7 @@ def _duplicates(sides: dict[str, EmbeddedData], labels: dict[str, list[str]]) ->
 
 
 def write_csv(suspicion: Suspicion, path: Path) -> None:
-    """To be edited and used as data: path, caption, then what the model thinks."""
+    """A CSV to edit and use as data: path, caption, then what the model thinks."""
     import csv
 
     with (

@@ -38,7 +38,7 @@ def _lines(card: Card, trained: TrainedModel, directory: Path) -> list[str]:
         f"# {card.name}",
         "",
         f"A CLIP model with {cost.parameters(model):,} parameters: it embeds pictures and captions into "
-        f"{model.embed_dim} dimensions, where those that match are close. Exported by clipctl {clipctl.__version__}.",
+        f"{model.embed_dim} dimensions, where matches lie close together. Exported by clipctl {clipctl.__version__}.",
         "",
         "| | |",
         "|---|---|",
@@ -54,7 +54,7 @@ def _lines(card: Card, trained: TrainedModel, directory: Path) -> list[str]:
         "",
     ]
     if "vision_model.onnx" in found and not model.image.is_clip_layout:
-        lines += ["transformers itself has no image tower like this one: config.json serves transformers.js only.", ""]
+        lines += ["transformers itself has no image tower like this one: config.json is for transformers.js only.", ""]
     return [*lines, *(line for way in _LOADING if found & way.needs for line in _code(way, card.name))]
 
 
@@ -106,7 +106,7 @@ const { text_embeds } = await text(tokenizer(["a red boat"], { padding: true, tr
     Way(
         {"ImageEncoder.mlpackage"},
         "swift",
-        """// Xcode makes a class of each package. input_ids: tokenizer.json's, padded with 0 to the context.
+        """// Xcode generates a class for each package. input_ids: tokenizer.json's, padded with 0 to the context.
 let picture = try ImageEncoder().prediction(image: pixelBuffer).image_embeds
 let caption = try TextEncoder().prediction(input_ids: ids).text_embeds  // similarity: their dot product""",
     ),
@@ -125,7 +125,7 @@ def _code(way: Way, name: str) -> list[str]:
 
 
 def _scores(card: Card) -> list[str]:
-    """Recall at 1, 5 and 10 in both directions, as far as they are known."""
+    """Recall at 1, 5 and 10 in both directions, as far as it is known."""
     sides = {"i2t": "picture to caption", "t2i": "caption to picture"}
     rows = {side: [card.metrics.get(f"{side}_r{k}") for k in (1, 5, 10)] for side in sides}
     if not any(value is not None for row in rows.values() for value in row):
@@ -158,7 +158,7 @@ _SAID = ("data.source", "data.val", "data.image_root", "train.steps", "train.epo
 
 
 def _settings(config: TrainConfig) -> dict[str, Any]:
-    """What was chosen, apart from the shape, the data's place and what the text above says already."""
+    """The chosen settings, apart from the shape, the location of the data and what the text above already says."""
     chosen, default = to_dict(config), to_dict(TrainConfig())
     preset = PRESETS.get(config.preset, {})
     found = {}

@@ -1,6 +1,6 @@
-"""A model's shape and preprocessing as other libraries write them down: read, and written. No torch.
+"""A model's shape and preprocessing in other libraries' config files: read and written. No torch.
 
-Whatever the two towers here cannot be is refused by name, instead of being loaded as something it is not.
+Whatever the two towers here cannot represent is refused by name, instead of being loaded as something else.
 """
 
 from collections.abc import Mapping
@@ -54,9 +54,7 @@ _PLAIN_TEXT = {
 def from_transformers(config: Document, preprocessor: Document | None) -> ModelConfig:
     kind = config.get("model_type")
     if kind != "clip":
-        raise CheckpointError(
-            f"it is a {kind!r} model, not a CLIP", "transformers calls the models of this kind 'clip'"
-        )
+        raise CheckpointError(f"it is a {kind!r} model, not a CLIP model", "transformers calls CLIP models 'clip'")
     # A saved config leaves out what equals transformers' defaults.
     vision = {**_VISION_DEFAULTS, **config.get("vision_config", {})}
     text = {**_TEXT_DEFAULTS, **config.get("text_config", {})}
@@ -173,7 +171,7 @@ def to_preprocessor(image: ImageTowerConfig) -> dict[str, Any]:
 
 
 def from_open_clip(document: Document) -> ModelConfig:
-    """Of open_clip_config.json."""
+    """The settings in an open_clip_config.json."""
     config = document.get("model_cfg", document)
     vision, text = config.get("vision_cfg"), config.get("text_cfg")
     if not isinstance(vision, Mapping) or not isinstance(text, Mapping):
@@ -235,8 +233,8 @@ def to_open_clip(model: ModelConfig, *, has_bias: bool) -> dict[str, Any]:
 
 
 def from_shapes(shapes: Mapping[str, tuple[int, ...]], activation: str) -> ModelConfig:
-    """Of a state dict in our names that came without a config: its tensors say all but the activation and the heads,
-    which are 64 wide in every such model."""
+    """The settings of a state dict in our names that came without a config: its shapes determine all but the activation
+    and the heads, which are 64 wide in every such model."""
     try:
         width, _, patch_px, _ = shapes["image.patches.weight"]
         side = round((shapes["image.positions"][0] - 1) ** 0.5)
@@ -258,7 +256,7 @@ def from_shapes(shapes: Mapping[str, tuple[int, ...]], activation: str) -> Model
         )
     except (KeyError, ValueError) as error:
         raise CheckpointError(
-            f"its tensors are not those of a CLIP with two transformers: {error} is missing"
+            f"its tensors are not those of a CLIP model with two transformers: {error} is missing"
         ) from None
 
 

@@ -4,7 +4,7 @@ ImageEncoder.mlpackage     image: S × S pixels, RGB                       to im
 TextEncoder.mlpackage      input_ids (1, N), padded with 0 to the context to text_embeds (1, E)
 
 Both embeddings have length one, and pixels are normalised inside: a picture's dot product with a caption is their
-similarity. Core ML runs on macOS only. Elsewhere a package is written and read again, and that is said.
+similarity. Core ML runs on macOS only. Elsewhere a package is written and read back, and the user is told so.
 """
 
 import sys
@@ -31,7 +31,7 @@ IMAGE, TEXT = "ImageEncoder.mlpackage", "TextEncoder.mlpackage"
 
 
 def export_coreml(trained: TrainedModel, target: Path, card: Card) -> None:
-    """One directory, whole or absent."""
+    """Write one directory, whole or not at all."""
     coremltools = extra("coreml", "coremltools")
     check_target(target)
     image, text = trained.config.model.image, trained.config.model.text
@@ -94,7 +94,7 @@ def _write(module: nn.Module, example: Tensor, input: Any, output: str, path: Pa
 
 
 def described(target: Path) -> str:
-    """What the packages take and give, read from them again."""
+    """The inputs and outputs of the packages, read back from them."""
     found = []
     for name in (IMAGE, TEXT):
         spec = _open(target / name, run=False).get_spec().description

@@ -1,4 +1,4 @@
-"""A model as a directory that other libraries load, with its tokenizer, its preprocessing and a card.
+"""Exports a model as a directory that other libraries load, with its tokenizer, its preprocessing and a card.
 
 config.json, model.safetensors, preprocessor_config.json, tokenizer.json …     transformers
 open_clip_config.json, open_clip_model.safetensors                             open_clip, as local-dir:PATH
@@ -36,7 +36,7 @@ def check_target(target: Path) -> None:
 
 
 def export_libraries(trained: TrainedModel, target: Path, libraries: Sequence[Library], card: Card) -> None:
-    """One directory for all these libraries, whole or absent."""
+    """Write one directory for all these libraries, whole or not at all."""
     check_target(target)
     check_layout(trained)
     with replaced(target.absolute()) as partial:

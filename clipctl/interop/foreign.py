@@ -46,7 +46,7 @@ class Hints:
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """A model as its library left it: ready to be loaded, nothing large read yet."""
+    """A model as another library saved it: ready to be loaded, nothing large read yet."""
 
     path: Path
     library: naming.Library
@@ -56,7 +56,7 @@ class ForeignModel:
 
     @property
     def fingerprint(self) -> str:
-        """Of its weights."""
+        """A fingerprint of its weights."""
         sums = [sha256_of(file.resolve()) for file in self.files]
         return sums[0] if len(sums) == 1 else "+".join(sums)
 
@@ -113,7 +113,7 @@ def recognise(path: Path, hints: Hints) -> ForeignModel:
 
 
 def has_weights(path: Path) -> bool:
-    """Whether a directory has tensors, of whichever library."""
+    """Whether a directory has tensors, from whichever library."""
     return bool(_weights(path, (*TRANSFORMERS_WEIGHTS, *OPEN_CLIP_WEIGHTS)))
 
 
@@ -155,7 +155,7 @@ def read_tensors(path: Path) -> Tensors:
     except pickle.UnpicklingError:
         raise CheckpointError(
             f"{path.name} is a pickle that holds more than tensors, which clipctl never opens",
-            "ask for a safetensors file, or convert it where you trust it",
+            "look for a safetensors file, or convert it yourself if you trust it",
         ) from None
     except (OSError, RuntimeError, ValueError, EOFError, KeyError) as error:
         raise CheckpointError(f"{path.name} cannot be read: {str(error).splitlines()[0][:200]}") from None
@@ -198,8 +198,8 @@ def _shapes(tensors: Tensors) -> dict[str, tuple[int, ...]]:
 
 
 def read_foreign_tokenizer(path: Path, given: Path | None, config: TrainConfig) -> SubwordTokenizer:
-    """tokenizer.json, or vocab.json and merges.txt, beside the model; for OpenAI's vocabulary also the copy that an
-    installed open_clip has."""
+    """tokenizer.json, or vocab.json and merges.txt, beside the model; for OpenAI's vocabulary also the copy in an
+    installed open_clip."""
     context, vocab_size = config.model.text.context, config.model.text.vocab_size
     directory = path if path.is_dir() else path.parent
     if given is not None:
@@ -215,18 +215,18 @@ def read_foreign_tokenizer(path: Path, given: Path | None, config: TrainConfig) 
     else:
         raise CheckpointError(
             "it comes without a tokenizer",
-            "pass --tokenizer tokenizer.json of the model, or of one with the same words",
+            "pass the model's tokenizer.json, or one with the same vocabulary, with --tokenizer",
         )
     if vocab_size is not None and tokenizer.vocab_size > vocab_size:
         raise CheckpointError(
             f"its tokenizer has {tokenizer.vocab_size:,} ids, but the model knows {vocab_size:,}",
-            "a CLIP needs end-of-text as its highest id; pass another --tokenizer",
+            "a CLIP model needs end-of-text as its highest id; pass another --tokenizer",
         )
     return tokenizer
 
 
 def _openai_tokenizer(vocabulary: Mapping[str, int], merges: list[tuple[str, str]], context: int) -> SubwordTokenizer:
-    """OpenAI's byte-pair encoding: lower case, words split from signs and digits, `</w>` ends a word."""
+    """OpenAI's byte-pair encoding: lower case, words split from punctuation and digits, `</w>` ends a word."""
     library = package()
     try:
         model = library.models.BPE(
@@ -277,5 +277,5 @@ def _open_clip_vocabulary() -> tuple[dict[str, int], list[tuple[str, str]]] | No
 
 
 def _byte_order(symbol: str) -> tuple[bool, int]:
-    """Printable bytes first, as they are; then those that stand for others, from U+0100 on."""
+    """Printable bytes first, as they are; then stand-ins for the others, from U+0100 on."""
     return ord(symbol) >= 0x100, ord(symbol)

@@ -1,4 +1,4 @@
-"""The two towers in the form in which they leave Python: what the exports to ONNX and to Core ML have in common."""
+"""The two towers in a form that can leave Python: what the exports to ONNX and to Core ML share."""
 
 import importlib
 import io
@@ -17,10 +17,10 @@ from clipctl.model.towers import Attention, TextTower
 
 
 class CaptionTower(nn.Module):
-    """The text tower, for ids that another program made.
+    """The text tower, for ids made by another program.
 
-    transformers.js cuts a caption that is too long together with its end-of-text, where the tower is pooled. It is put
-    back at the last place, which is where our own tokenizers leave it.
+    transformers.js cuts off the end-of-text of a caption that is too long, where the tower is pooled. It is put back at
+    the last place, which is where our own tokenizers leave it.
     """
 
     def __init__(self, tower: TextTower, end_id: int) -> None:
@@ -36,7 +36,7 @@ class CaptionTower(nn.Module):
 
 @contextmanager
 def plain_attention(model: Clip) -> Iterator[None]:
-    """Attention as plain products, which every runtime knows and puts together again in its own way."""
+    """Attention as plain products, which every runtime knows and fuses in its own way."""
     layers = [module for module in model.modules() if isinstance(module, Attention)]
     before = [layer.fused for layer in layers]
     model.use_attention("plain")
@@ -49,7 +49,7 @@ def plain_attention(model: Clip) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keeps to itself what exporters tell about themselves. What they raise is raised."""
+    """Silence the messages of exporters. Their exceptions are raised."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:
@@ -61,7 +61,7 @@ def quiet() -> Iterator[None]:
 
 
 def extra(name: str, package: str) -> Any:
-    """A package that one of clipctl's extras brings."""
+    """A package from one of clipctl's extras."""
     try:
         with quiet():
             return importlib.import_module(package)

@@ -26,7 +26,7 @@ def is_name(text: str) -> bool:
 
 
 def download(text: str, revision: str | None = None, tell: Tell = silent) -> Download:
-    """The files of a model on this disk. What is here already is not asked for again."""
+    """The files of a model, on disk. What was downloaded before is not downloaded again."""
     name, _, wanted = text.removeprefix(PREFIX).partition("@")
     asked = revision or wanted or None
     hub = _package()
@@ -40,7 +40,7 @@ def download(text: str, revision: str | None = None, tell: Tell = silent) -> Dow
     if weights is None:
         raise DataError(
             f"{name} on the hub has no CLIP weights that clipctl reads ({', '.join(_WEIGHTS)})",
-            "take a CLIP model, for example openai/clip-vit-base-patch32",
+            "use a CLIP model, for example openai/clip-vit-base-patch32",
         )
     try:
         path = Path(
@@ -54,7 +54,7 @@ def download(text: str, revision: str | None = None, tell: Tell = silent) -> Dow
 
 
 def _bar(hub: Any, name: str, tell: Tell) -> type:
-    """The package's progress bar, which tells instead of drawing."""
+    """The package's progress bar, reporting instead of drawing."""
 
     class Told(hub.utils.tqdm):  # type: ignore[misc]
         def display(self, *_: Any, **__: Any) -> None:
@@ -65,13 +65,13 @@ def _bar(hub: Any, name: str, tell: Tell) -> type:
 
 
 def _kept(hub: Any, name: str, revision: str | None, reason: Exception) -> Download:
-    """What an earlier download left, if the hub cannot be asked."""
+    """The files of an earlier download, if the hub cannot be reached."""
     try:
         path = Path(hub.snapshot_download(name, revision=revision, local_files_only=True))
     except Exception:
         why = str(reason).strip().splitlines()[0][:200] if str(reason).strip() else type(reason).__name__
         raise DataError(
-            f"{name} cannot be had from the hub: {why}",
+            f"{name} cannot be downloaded from the hub: {why}",
             "without a network, pass the directory of a model that was downloaded before",
         ) from None
     return Download(path, path.name)

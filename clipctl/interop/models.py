@@ -1,4 +1,4 @@
-"""A MODEL argument: whatever a user may call a model, found and loaded.
+"""A MODEL argument: whatever can name a model, found and loaded.
 
 RUN (its best checkpoint), RUN@last, RUN@STEP, RUN@base, a checkpoint's directory, what `checkpoint import` or `export`
 wrote, a directory or file of transformers, open_clip or OpenAI, or a name on the hub.
@@ -22,7 +22,7 @@ _ALSO = "a MODEL can also be a checkpoint, a model's directory or file, or a nam
 
 
 class Found(NamedTuple):
-    """A model and where it is from."""
+    """A model and where it comes from."""
 
     model: TrainedModel
     identity: Identity
@@ -31,7 +31,7 @@ class Found(NamedTuple):
 
 
 def load_any(root: Path, text: str, hints: Hints | None = None, *, default: str = "best", tell: Tell = silent) -> Found:
-    """The model that `text` names. `default`: which checkpoint of a run that is named alone."""
+    """The model that `text` names. `default`: which checkpoint to use if only a run is named."""
     place, revision = find_any(root, text, hints or Hints(), default, tell)
     if isinstance(place, Checkpoint):
         return Found(load_model(place), identify(place), None, place.manifest.metrics)

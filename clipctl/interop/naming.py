@@ -1,7 +1,7 @@
 """What three libraries call the same tensors: clipctl, open_clip (whose names are OpenAI's too) and transformers.
 
-A state dict is translated by renaming. Two things besides: open_clip and OpenAI keep projections transposed, and
-transformers keeps queries, keys and values in three matrices that are one here. Both are exact, there and back.
+A state dict is translated by renaming. Two things differ besides: open_clip and OpenAI store projections transposed,
+and transformers stores queries, keys and values in three matrices that are one here. Both are exact, there and back.
 """
 
 import re
@@ -77,7 +77,7 @@ def to_open_clip(ours: Mapping[str, Tensor]) -> Tensors:
 
 
 def from_open_clip(theirs: Mapping[str, Tensor]) -> Tensors:
-    """Of a state dict by open_clip or OpenAI, in fp32."""
+    """Our tensors from a state dict of open_clip or OpenAI, in fp32."""
     found: Tensors = {}
     for name, tensor in theirs.items():
         # Some of open_clip's models keep the text tower in a room of its own.
@@ -106,7 +106,7 @@ def to_transformers(ours: Mapping[str, Tensor]) -> Tensors:
 
 
 def from_transformers(theirs: Mapping[str, Tensor]) -> Tensors:
-    """Of a CLIPModel's state dict, in fp32."""
+    """Our tensors from a CLIPModel's state dict, in fp32."""
     found: Tensors = {}
     for name, tensor in theirs.items():
         if match := _THEIR_QKV.fullmatch(name):

@@ -1,7 +1,6 @@
 """A model as ONNX files, in the directory that transformers.js reads; `onnx_model` says what is in it.
 
-As those of transformers' CLIPVisionModelWithProjection and CLIPTextModelWithProjection, embeddings are not of length
-one yet.
+As in transformers' CLIPVisionModelWithProjection and CLIPTextModelWithProjection, embeddings are not yet normalised.
 """
 
 from pathlib import Path
@@ -28,7 +27,7 @@ EVERYTHING = 2**62
 
 
 def export_onnx(trained: TrainedModel, target: Path, card: Card, fingerprint: str, *, int8: bool) -> None:
-    """One directory, whole or absent. With `int8`, each graph a second time with weights of 8 bits."""
+    """Write one directory, whole or not at all. With `int8`, each graph a second time with 8-bit weights."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
         extra("onnx", package)
     check_target(target)
@@ -67,7 +66,9 @@ def _write_graphs(trained: TrainedModel, directory: Path, *, int8: bool) -> None
         for name, graph in _graphs(trained).items():
             size_bytes = sum(tensor.nbytes for tensor in graph.tower.parameters())
             if size_bytes > LIMIT_BYTES:
-                raise CheckpointError(f"an ONNX file holds 2 GB, but the weights of {name} have {size_bytes:,} bytes")
+                raise CheckpointError(
+                    f"an ONNX file holds at most 2 GB, but the weights of {name} have {size_bytes:,} bytes"
+                )
             _write_graph(graph, graph_file(directory, name))
             if int8:
                 quantise(graph_file(directory, name), graph_file(directory, name, int8=True))
@@ -113,10 +114,10 @@ def _write_description(trained: TrainedModel, directory: Path, fingerprint: str)
 
 
 def quantise(file: Path, target: Path) -> None:
-    """The same graph with weights of 8 bits.
+    """The same graph with 8-bit weights.
 
-    Matrix products are done in integers: what comes in is rounded as it comes. Tables and convolutions are only stored
-    in 8 bits; convolutions of integers are slower than those of floats.
+    Matrix products are done in integers, with activations quantised on the fly. Tables and convolutions are only stored
+    in 8 bits: integer convolutions are slower than float ones.
     """
     quantisation = extra("onnx", "onnxruntime.quantization")
     quantisation.quantize_dynamic(
@@ -133,8 +134,8 @@ def quantise(file: Path, target: Path) -> None:
 def _store_convolutions(file: Path) -> None:
     """Weights of convolutions as integers, with a scale for each output channel.
 
-    A runtime computes cast and product when it opens the file, and then has the convolution that it had before.
-    DequantizeLinear it would keep, and compute for every picture.
+    A runtime folds cast and product when it opens the file, and is left with the same convolution as before. It would
+    keep a DequantizeLinear, and compute it for every picture.
     """
     onnx = extra("onnx", "onnx")
     model = onnx.load(str(file))

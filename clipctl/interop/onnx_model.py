@@ -46,7 +46,7 @@ def has_only_graphs(directory: Path) -> bool:
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """What clipctl.json says. No graph is opened yet."""
+    """The model that a clipctl.json describes. No graph is opened yet."""
 
     path: Path
     config: TrainConfig
@@ -75,7 +75,7 @@ class OnnxModel:
 
     @property
     def is_int8(self) -> bool:
-        """Whether it has 8-bit weights only: the full ones are used if they are there."""
+        """Whether it has only 8-bit weights: full ones are used if they exist."""
         return not graph_file(self.path, VISION).exists()
 
     @property

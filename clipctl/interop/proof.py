@@ -1,5 +1,5 @@
-"""Proof that an export computes what the model here computes: the other library itself loads it and is given the same
-picture files and captions, through its own processor."""
+"""Proof that an export computes what the model here computes: the other library loads it and is given the same picture
+files and captions, through its own processor."""
 
 import importlib.metadata
 import tempfile
@@ -29,7 +29,7 @@ PAIRS = 8
 
 @dataclass(frozen=True)
 class Proof:
-    """Largest differences between the library's results and ours; or why there is none."""
+    """The largest differences between the library's results and ours, or why there are none."""
 
     library: str
     version: str
@@ -157,7 +157,7 @@ def _ask_onnxruntime(target: Path, inputs: Inputs, *, int8: bool = False) -> tup
 
 def _ask_core_ml(trained: TrainedModel, target: Path, inputs: Inputs) -> tuple[Tensor, Tensor, Tensor]:
     if not coreml.can_run():
-        raise NotHere(f"it runs on macOS only. Converted and read again: {coreml.described(target)}")
+        raise NotHere(f"Core ML runs on macOS only; converted and read back: {coreml.described(target)}")
     shape = trained.config.model
     tokens = inputs.tokens(target, shape.text.context)
     image, text = coreml.run(target, inputs.pixels(shape.image.size_px), tokens)

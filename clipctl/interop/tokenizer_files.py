@@ -1,4 +1,4 @@
-"""Our tokenizers as a tokenizer.json that transformers, open_clip and transformers.js read to the same ids."""
+"""Our tokenizers as a tokenizer.json that gives the same ids in transformers, open_clip and transformers.js."""
 
 import json
 import re
@@ -49,7 +49,7 @@ def special_names(tokenizer: Tokenizer, whole: Any) -> dict[str, str]:
 
 
 def _unknown_of(tokenizer: Tokenizer, whole: Any) -> str:
-    """Byte-level subwords know everything; a token is named all the same, because transformers wants one."""
+    """Byte-level subwords can encode everything; a token is named anyway, because transformers wants one."""
     if isinstance(tokenizer, SubwordTokenizer):
         return str(json.loads(whole.to_str())["model"].get("unk_token") or whole.id_to_token(tokenizer.end_id))
     return _NAMES[UNKNOWN_ID]
@@ -87,7 +87,7 @@ def _characters(tokenizer: CharacterTokenizer) -> Any:
 
 
 def _words(tokenizer: WordTokenizer) -> Any:
-    """WordPiece makes a whole word unknown if one letter is; so a letter that is not known stands alone, as it does in
+    """WordPiece makes a whole word unknown if one letter is; so an unknown letter is made a word of its own, as in
     `WordTokenizer`."""
     library = package()
     ids = {piece: id for id, piece in enumerate(tokenizer.pieces, start=UNKNOWN_ID + 1)}

@@ -1,4 +1,4 @@
-"""Which parts of a pretrained model are trained: towers can be locked, and matrices changed by low-rank ones only."""
+"""Which parts of a pretrained model are trained: towers can be locked, and matrices trained through LoRA only."""
 
 from collections.abc import Iterator
 
@@ -12,7 +12,7 @@ from clipctl.model.towers import Block, ImageTower, Linear, LoraLinear, TextTowe
 
 
 def adapt(model: Clip, tune: TuneConfig) -> Clip:
-    """Take everything that is not to be trained out of the training. A new model is trained as a whole."""
+    """Freeze everything that is not to be trained. A new model is trained as a whole."""
     for name in tune.locked:
         _lock(getattr(model, name), tune.unlocked_blocks)
     if tune.lora is not None:
@@ -21,7 +21,7 @@ def adapt(model: Clip, tune: TuneConfig) -> Clip:
 
 
 def _lock(tower: ImageTower | TextTower, unlocked_blocks: int) -> None:
-    """All but the projection; with unlocked blocks, the last ones and the norm behind them are trained as well."""
+    """Freeze all but the projection; unlocked blocks (the last ones) and the norm after them are trained as well."""
     tower.requires_grad_(False)
     tower.projection.requires_grad_(True)
     if unlocked_blocks:
@@ -31,8 +31,8 @@ def _lock(tower: ImageTower | TextTower, unlocked_blocks: int) -> None:
 
 
 def _add_lora(model: Clip, tune: TuneConfig) -> None:
-    """To every matrix of the blocks of towers that are not locked. Projections and temperature are trained as they are,
-    all else stays."""
+    """Add low-rank matrices to every matrix in the blocks of unlocked towers. Projections and temperature are trained
+    directly; everything else is frozen."""
     assert tune.lora is not None
     for name, tower in (("image", model.image), ("text", model.text)):
         tower.requires_grad_(False)
@@ -44,7 +44,7 @@ def _add_lora(model: Clip, tune: TuneConfig) -> None:
 
 
 def merged(model: Clip) -> Clip:
-    """The same model with its low-rank matrices added to the others."""
+    """The same model with its low-rank matrices merged into the others."""
     for parent, child, linear in _matrices(model):
         if isinstance(linear, LoraLinear):
             setattr(parent, child, linear.merged())
@@ -61,12 +61,12 @@ def _matrices(module: nn.Module) -> Iterator[tuple[nn.Module, str, Linear]]:
 
 
 def is_partial(model: Clip) -> bool:
-    """Whether some of it stays as it is."""
+    """Whether some of it is frozen."""
     return not all(parameter.requires_grad for parameter in model.parameters())
 
 
 def trained_tensors(model: Clip) -> dict[str, Tensor]:
-    """What training changes, by name."""
+    """The tensors that training changes, by name."""
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     return {name: tensor for name, tensor in model.state_dict().items() if name in trained}
 

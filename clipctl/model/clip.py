@@ -1,4 +1,4 @@
-"""CLIP: two towers into one space, and a learnable temperature. Normalising pixels belongs to it."""
+"""CLIP: two towers that map into one space, and a learnable temperature. Pixel normalisation is part of it."""
 
 import math
 from contextlib import AbstractContextManager, nullcontext
@@ -61,7 +61,7 @@ class Clip(nn.Module):
         return self
 
     def use_attention(self, way: str) -> None:
-        """`plain` products, or one fused kernel, which is what every other word means."""
+        """`plain`: separate matrix products; anything else: one fused kernel."""
         for module in self.modules():
             if isinstance(module, Attention):
                 module.fused = way != "plain"
@@ -73,7 +73,7 @@ class Clip(nn.Module):
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[Any]:
-    """The precision in which the towers compute; weights and their updates stay fp32."""
+    """The precision the towers compute in; weights and their updates stay in fp32."""
     return nullcontext() if precision == "fp32" else torch.autocast(device.type, dtype=DTYPES[precision])
 
 

@@ -2,11 +2,11 @@
 
 W processes share a batch of B pairs with embeddings of E numbers; P parameters are trained. In each step
 - embeddings are gathered: every process gets the rows of all others,
-- slopes of the loss at the embeddings are summed,
+- gradients of the loss at the embeddings are summed,
 - gradients are summed; if the model is split, weights are gathered for the forward and the backward pass, and
   each process gets its part of the sum,
 - and a few numbers are exchanged, which costs latency only.
-Gathering n bytes in a ring sends (W-1)/W · n per process, summing them twice that: once to add, once to hand out.
+In a ring, an all-gather of n bytes sends (W-1)/W · n per process, an all-reduce twice that.
 """
 
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ EXCHANGES = 8
 
 @dataclass(frozen=True)
 class Network:
-    """Between any two processes. Of one machine, through gloo, it is `WITHIN`; between machines often 1 Gbit/s."""
+    """The link between any two processes: `WITHIN` on one machine, through gloo; often 1 Gbit/s between machines."""
 
     bytes_per_s: float
     latency_s: float
@@ -56,9 +56,7 @@ def traffic(workload: Workload, batch_size: int, ranks: int) -> Traffic:
     )
 
 
-def communication_s(
-    workload: Workload, batch_size: int, ranks: int, network: Network, compute_s: float = 0.0
-) -> float:
+def communication_s(workload: Workload, batch_size: int, ranks: int, network: Network, compute_s: float = 0.0) -> float:
     """How much longer a step takes because of it: bytes by bandwidth, and a round through all for each exchange.
 
     `workload` is one process's part. `compute_s` is what a step of it takes alone, if other hardware sends meanwhile:

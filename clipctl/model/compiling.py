@@ -1,8 +1,8 @@
-"""torch.compile, where it was asked for: of the image tower's blocks, which do most of the work.
+"""torch.compile, if asked for, for the image tower's blocks, which do most of the work.
 
-They are all alike, so one is compiled and serves all, and their shapes hardly vary, so that each gets code of its own:
-what is computed depends on nothing that came before, and a run that is resumed computes the same bits. Captions vary in
-length; their tower stays as it is.
+They are all alike, so one is compiled and serves all, and their shapes hardly vary, so that each shape gets code of its
+own: results do not depend on what ran before, and a resumed run computes the same bits. Captions vary in length; their
+tower is not compiled.
 """
 
 from collections.abc import Sequence
@@ -19,19 +19,19 @@ from clipctl.model.clip import Clip
 
 
 def compile_blocks(model: Clip) -> None:
-    """From now on; the compiler runs in the first step of each batch size. The last block is computed in another way,
-    for one token."""
+    """Compile the blocks from now on; the compiler runs in the first step of each batch size. The last block is
+    computed in another way, for one token."""
     for block in model.image.blocks[:-1]:
         block.compile(backend=_inductor, dynamic=False)
 
 
 def uncompiled(compiled: bool) -> AbstractContextManager[Any]:
-    """Compute as without it: compiling again, for what is done once an epoch, would not pay."""
+    """Compute without it: compiling again for something done once an epoch would not pay."""
     return torch.compiler.set_stance("force_eager") if compiled else nullcontext()
 
 
 def check_compiler(device: Device) -> None:
-    """Compile something small: refuse what cannot work before a run begins."""
+    """Compile something small, so that what cannot work is refused before a run begins."""
     if device.image.type not in ("cpu", "cuda"):  # on Apple's GPU, compiled norms were wrong (pytorch issue 191976)
         raise DeviceError(f"--compile is for cpu and cuda, not {device.label}", "leave --compile out")
     try:
@@ -45,8 +45,8 @@ def check_compiler(device: Device) -> None:
 
 
 def _inductor(graph: fx.GraphModule, inputs: Sequence[Tensor]) -> Any:
-    """Torch's compiler, in this process. Ctrl-C is kept from the C++ compiler: that would fail, and the step with it,
-    where the step is to be finished and saved."""
+    """Torch's compiler, in this process. The C++ compiler is shielded from Ctrl-C, which would make it fail, and with
+    it the step that is to be finished and saved."""
     from torch._inductor import config
     from torch._inductor.compile_fx import compile_fx
 

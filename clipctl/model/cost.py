@@ -1,7 +1,7 @@
 """What a model costs, by arithmetic alone: parameters, floating-point operations, bytes. No torch.
 
-B is the batch, N the tokens of a tower, D its width. A multiply and an add count as two operations. What a machine
-makes of these numbers, in seconds, is measured: see `forecast.py`.
+B is the batch, N the tokens of a tower, D its width. A multiply and an add count as two operations. How many seconds
+that takes on a machine is measured: see `forecast.py`.
 """
 
 from dataclasses import astuple, dataclass
@@ -38,7 +38,7 @@ def image_parameters(tower: ImageTowerConfig, embed_dim: int) -> int:
 
 
 def workload_of(config: TrainConfig, text_tokens: int) -> Workload:
-    """One step of a training."""
+    """One step of a training run."""
     loop = config.train
     return Workload(
         config.model,
@@ -53,7 +53,7 @@ def workload_of(config: TrainConfig, text_tokens: int) -> Workload:
 
 
 def _tower_share(name: str, depth: int, tune: TuneConfig) -> float:
-    """Of a tower's forward and backward pass. Gradients of activations are a third of it, gradients of weights too."""
+    """Share of a tower's forward and backward pass. Gradients of activations are a third, those of weights another."""
     if name not in tune.locked:
         return 2 / 3 if tune.lora else 1.0
     if tune.has_features:
@@ -62,7 +62,8 @@ def _tower_share(name: str, depth: int, tune: TuneConfig) -> float:
 
 
 def trained_parameters(config: TrainConfig) -> int:
-    """Those that change: of a locked tower its projection and its last blocks, with LoRA the added matrices too."""
+    """The number of parameters that are trained: in a locked tower its projection and last blocks, with LoRA also the
+    added matrices."""
     model, tune = config.model, config.tune
     towers = (
         ("image", model.image, model.image.pooled, image_parameters(model.image, model.embed_dim)),
@@ -113,7 +114,7 @@ def text_parameters(tower: TextTowerConfig, embed_dim: int) -> int:
 
 
 def parameters(model: ModelConfig) -> int:
-    """Every learnable number, the temperature included."""
+    """How many learnable numbers a model has, the temperature included."""
     return image_parameters(model.image, model.embed_dim) + text_parameters(model.text, model.embed_dim) + 1
 
 
@@ -202,7 +203,7 @@ def _block_flops(width: int, tokens: int, *, written: int) -> int:
 
 @cache
 def step_work(workload: Workload) -> Work:
-    """Both towers, the B × B × E similarity matrix, and what every step does besides."""
+    """Both towers, the B × B × E similarity matrix, and the fixed work of every step."""
     batch_size = workload.batch_size
     similarity = 3 * 2 * batch_size * batch_size * workload.model.embed_dim
     loss = Work(similarity, 10 * 4 * batch_size * batch_size, 0, 50)
@@ -236,8 +237,8 @@ def training_memory(workload: Workload, precision: str = "fp32", attention: str 
     """Weights, gradients and moments in fp32 (16 bytes per parameter with AdamW); activations in `precision`. Plain
     attention keeps its scores, fused does not.
 
-    A whole batch writes its gradients where activations were a moment before. Micro-batches cannot: the sum of those
-    before them is kept beside all activations.
+    A whole batch writes its gradients where its activations were a moment before. Micro-batches cannot: the gradients
+    summed so far are kept beside all activations.
     """
     count = parameters(workload.model)
     trained = round(count * workload.trained_share)
@@ -263,20 +264,20 @@ def training_memory(workload: Workload, precision: str = "fp32", attention: str 
 
 
 def _gathered_bytes(model: ModelConfig) -> int:
-    """What is whole for a moment of a model that is split: one block with its gradients, and what surrounds the
-    blocks of each tower."""
+    """The part of a sharded model that is gathered at any one time: one block with its gradients, and what surrounds
+    the blocks of each tower."""
     block = max((4 + 2 * MLP_RATIO) * tower.width**2 for tower in (model.image, model.text))
     surroundings = (model.text.vocab_size or ASSUMED_VOCAB_SIZE) * model.text.width
     return 4 * (2 * block + surroundings)
 
 
 def _kept_share(share: float) -> float:
-    """Of the activations of a tower: a locked one keeps none for a backward pass that does not come."""
+    """Share of a tower's activations that is kept: a locked tower keeps none, as it has no backward pass."""
     return 1.0 if share >= 2 / 3 else max(0.0, (share - 1 / 3) * 3 / 2)
 
 
 def _score_values(workload: Workload) -> int:
-    """Scores of one row: each block keeps their softmax, and two gradients of them are alive in one block."""
+    """Attention scores of one row: each block keeps their softmax, and in one block two gradients of them are alive."""
     kept = [
         (1 if workload.recompute else blocks) * shape.heads * shape.tokens**2
         for shape, blocks in workload.attention_shapes.items()

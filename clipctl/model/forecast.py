@@ -2,7 +2,7 @@
 
 A step's time is close to a sum of four kinds of work (`cost.Work`), each times a price. Prices are fitted to the steps
 that were measured, by least squares of the relative error, with each price's prior counting as one weak observation.
-Without any measurement that leaves the prior, with some it is hardly felt. Memory is treated in the same way.
+Without measurements that leaves the prior; with some, the prior hardly matters. Memory is treated in the same way.
 """
 
 import json
@@ -67,7 +67,7 @@ class Estimate:
 
 
 def workloads_of(samples: Sequence[StepSample]) -> list[tuple[StepSample, Workload]]:
-    """Samples with what they measured; those that this version does not understand are left out."""
+    """Samples with the workloads they measured; those that this version does not understand are left out."""
     found = []
     for sample in samples:
         with suppress(ValueError):
@@ -109,7 +109,7 @@ class CostModel:
     # --- time -----------------------------------------------------------------------------------------------------
 
     def step_s(self, setting: Setting, workload: Workload) -> Estimate | None:
-        """Seconds of a step; None where not even a guess is honest."""
+        """Seconds of a step; None if not even a guess would be honest."""
         if sample := self.measured(setting, workload):
             return Estimate.around(sample.step_s, max(SPREAD_FLOOR, sample.iqr_s / sample.step_s), "measured")
         if self._samples_of(setting):
@@ -117,7 +117,7 @@ class CostModel:
         return self._prior(setting, workload)
 
     def measured(self, setting: Setting, workload: Workload) -> StepSample | None:
-        """The very step, if it was timed."""
+        """The seconds of this very step, if it was timed."""
         samples = self._samples_of(setting)
         return next((sample for sample, measured in reversed(samples) if measured == workload), None)
 
@@ -129,7 +129,7 @@ class CostModel:
         ]
 
     def _fit(self, setting: Setting) -> tuple[list[float], float, tuple[float, float]]:
-        """Prices, how far they miss what was measured, and the range of work per operation that was measured."""
+        """Prices, how far they are off the measurements, and the range of work per operation that was measured."""
         if setting not in self._fits:
             samples = self._samples_of(setting)
             rows = [astuple(cost.step_work(workload)) for _, workload in samples]
@@ -153,7 +153,7 @@ class CostModel:
         return Estimate.around(_dot(astuple(cost.step_work(workload)), prices), spread + 0.1 * math.log2(beyond), basis)
 
     def _prior(self, setting: Setting, workload: Workload) -> Estimate | None:
-        """From what is known of other settings, or a rule of thumb."""
+        """Prices from what is known of other settings, or from a rule of thumb."""
         if setting.device == HYBRID:
             return None
         if setting.device != "cpu":
@@ -278,7 +278,7 @@ class CostModel:
         return cost.training_memory(workload, setting.precision, attention)
 
     def largest_batch(self, setting: Setting, workload: Workload, limit_bytes: float) -> int:
-        """The largest batch that fits with a margin; 0 where not even a batch of two does."""
+        """The largest batch that fits with a margin; 0 if not even a batch of two does."""
 
         def fits(batch_size: int) -> bool:
             _, need = self.memory(setting, replace(workload, batch_size=batch_size))
@@ -295,8 +295,8 @@ class CostModel:
     def fitting_micro_batch(
         self, setting: Setting, workload: Workload, limit_bytes: float, attention: str | None = None
     ) -> int:
-        """The whole batch if it fits with a margin, else a half of it, a quarter, …; 0 where not even one pair does.
-        Parts of equal size keep the shapes of all products the same."""
+        """The whole batch if it fits with a margin, else half of it, a quarter, …; 0 if not even one pair does. Parts
+        of equal size keep the shapes of all products the same."""
         micro_batch = workload.batch_size
         while True:
             in_parts = replace(workload, micro_batch=micro_batch)

@@ -23,7 +23,7 @@ Positives = Tensor | None
 def softmax_loss(embeddings: Embeddings, positives: Positives = None) -> Tensor:
     """Symmetric cross-entropy: the i-th image and the i-th text are each other's label. Chance is ln B.
 
-    Of m right answers each has the probability 1/m as its target, and the loss cannot go below ln m.
+    With m right answers, each has the target probability 1/m, and the loss cannot go below ln m.
     """
     logits = embeddings.scale * embeddings.image @ embeddings.text.T  # (B, B)
     if positives is None:
@@ -53,10 +53,10 @@ PICTURE_SCALE = 10.0  # 1 / temperature between pictures; learnt, or shared with
 
 
 def picture_loss(image: Tensor, positives: Tensor, scale: float = PICTURE_SCALE) -> Tensor:
-    """Cross-entropy between pictures (B, E): those of equal captions are each other's labels, a picture is never its
-    own. Where captions repeat it teaches what the captions cannot say: what those pictures have in common.
+    """Cross-entropy between pictures (B, E): those with equal captions are each other's labels, a picture is never its
+    own. Where captions repeat, it teaches what the captions cannot say: what those pictures have in common.
 
-    A picture without a partner in the batch adds nothing, so that the weight of the term follows what the data offer.
+    A picture without a partner in the batch adds nothing, so the term weighs as much as the data support.
     """
     own = torch.eye(len(image), dtype=torch.bool, device=image.device)
     # Not minus infinity: zero times that, in a row without partners, would be NaN.

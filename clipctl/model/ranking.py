@@ -1,9 +1,9 @@
 """Which device, which precision: one ranking for `train --device auto` and `recommend-device`. No torch.
 
-Both ask here, with the same facts they get the same answer. `auto` may first add facts by timing real steps.
+Both ask here: given the same facts, they get the same answer. `auto` may first add facts by timing real steps.
 
-The first option is the usual one (the CPU, fp32). Another one must be faster for sure, by a margin: what was measured
-decides first, then forecasts that rest on measurements, then a rule of thumb.
+The first option is the usual one (the CPU, fp32). Another one must be faster beyond doubt, by a margin: what was
+measured decides first, then forecasts that rest on measurements, then a rule of thumb.
 """
 
 import math
@@ -37,7 +37,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A device with the precision that suits it best, and what the workload would take there."""
+    """A device with the precision that suits it best, and the time and memory the workload would take there."""
 
     setting: Setting
     step_s: Estimate | None
@@ -88,7 +88,7 @@ def _why_not(candidates: Sequence[Candidate]) -> str:
 
 
 def rank_precisions(model: CostModel, workload: Workload, setting: Setting) -> Verdict | None:
-    """The precision for a device; None if no other than fp32 was measured. One that is only emulated is no option."""
+    """The precision for a device; None if no other than fp32 was measured. An emulated one is no option."""
     usual, *others = promising(model, setting)
     smaller = precision_stand_ins(workload)
     options = [usual, *(one for one in others if _is_known(model, [workload, *smaller], one))]
@@ -124,8 +124,8 @@ def _distinct(workloads: Sequence[Workload], whole: Workload) -> list[Workload]:
 def promising(model: CostModel, setting: Setting) -> list[Setting]:
     """Precisions whose matrix products are clearly faster than in fp32, as far as that is known; fp32 first.
 
-    Products on one core tell: several cores that wait for each other reach next to nothing if another program is busy,
-    and an emulated precision would look as good.
+    Products on one core decide: several cores that wait for each other reach next to nothing if another program is
+    busy, and an emulated precision would then look as good as fp32.
     """
     options = [replace(setting, precision=precision) for precision in PRECISIONS]
     if setting.device == HYBRID:
@@ -140,8 +140,8 @@ def promising(model: CostModel, setting: Setting) -> list[Setting]:
 def fastest(
     model: CostModel, workload: Workload, options: Sequence[Setting], smaller: Sequence[Workload], name: Name
 ) -> Verdict | None:
-    """The fastest option for sure, else the first, the usual one. None if what is known does not tell: neither
-    forecasts that rest on measurements, nor measurements of the `smaller` workloads."""
+    """The option that is fastest beyond doubt, else the first, the usual one. None if what is known cannot tell:
+    neither forecasts that rest on measurements, nor measurements of the `smaller` workloads."""
     estimates = {one: model.step_s(one, workload) for one in options}
     known = {one: estimate for one, estimate in estimates.items() if estimate and estimate.is_sure}
     close = close_options(model, workload, options)
@@ -170,7 +170,7 @@ def _compare(seconds: dict[Setting, Estimate], name: Name, where: str = "") -> V
 
 
 def close_options(model: CostModel, workload: Workload, options: Sequence[Setting]) -> list[Setting]:
-    """Those that might be the fastest for all that is known: worth measuring."""
+    """Options that might be the fastest, as far as is known: worth measuring."""
     estimates = {one: model.step_s(one, workload) for one in options}
     best_high = min((estimate.high for estimate in estimates.values() if estimate), default=math.inf)
     return [one for one, estimate in estimates.items() if estimate is None or estimate.low <= best_high]
@@ -181,7 +181,7 @@ def _by_rule_of_thumb(model: CostModel, workload: Workload, options: Sequence[Se
     usual, accelerator = options[0], options[1]
     on_cpu = model.step_s(usual, workload)
     if usual.device != "cpu":
-        return Verdict(usual, "nothing was measured on either; it was named first", "low")
+        return Verdict(usual, "neither was measured; it was named first", "low")
     if on_cpu and on_cpu.value * total_steps < SHORT_RUN_S:
         return Verdict(usual, f"finishes in about {on_cpu.value * total_steps:.2g} s", "low")
     if accelerator.device != "mps":
@@ -205,7 +205,7 @@ def candidate(model: CostModel, workload: Workload, place: Place, setting: Setti
 
 
 def best_setting(model: CostModel, workload: Workload, device: str, precision: str, threads: int) -> Setting:
-    """A device with the precision that was asked for, or the best that is known if that is auto."""
+    """A device with the precision that was asked for, or, if that is auto, with the best one known."""
     usual = Setting(device, "fp32" if precision == "auto" else precision, threads)
     verdict = rank_precisions(model, workload, usual) if precision == "auto" else None
     return verdict.setting if verdict else usual

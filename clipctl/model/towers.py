@@ -36,8 +36,8 @@ def attend(
     """softmax(q kᵀ / √d) v for q (B, H, M, d), k and v (B, H, N, d): (B, H, M, d). `visible` (B, 1, M, N) says which
     keys a query may read.
 
-    Fused, the M × N scores are never stored. As plain products they are, and some processors are faster that way, in
-    bf16 above all; which one it is gets measured.
+    The fused kernel never stores the M × N scores. Plain products do, and some processors are faster that way, above
+    all in bf16; which way is faster is measured.
     """
     if fused:
         return F.scaled_dot_product_attention(q, k, v, attn_mask=visible, is_causal=causal)
@@ -50,7 +50,7 @@ def attend(
 
 
 class Linear(nn.Linear):
-    """A linear layer of which some outputs can be computed without the others."""
+    """A linear layer that can compute some of its outputs without the others."""
 
     def part(self, x: Tensor, first: int, last: int) -> Tensor:
         """Outputs `first` to `last` - 1."""
@@ -58,7 +58,7 @@ class Linear(nn.Linear):
 
 
 class LoraLinear(Linear):
-    """A linear layer whose matrix W stays as it is, plus a matrix of low rank that is learnt: W + 2 B A (LoRA).
+    """A linear layer with a frozen matrix W, plus a learnt matrix of low rank: W + 2 B A (LoRA).
 
     B starts at zero, so that the layer starts as the one it was made of. The factor keeps the usual ratio of alpha to
     the rank.
@@ -107,7 +107,7 @@ class Attention(nn.Module):
         return self.out(mixed.transpose(1, 2).reshape(batch, tokens, width))  # type: ignore[no-any-return]
 
     def at(self, x: Tensor, position: Tensor, *, causal: bool) -> Tensor:
-        """`forward` for one token of each row only: (B, D). That token reads the others; they need no result."""
+        """`forward` for one token of each row only: (B, D). That token attends to the others, which need no output."""
         batch, tokens, width = x.shape
         head = (self.heads, width // self.heads)
         q = self.qkv.part(take(x, position), 0, width).view(batch, *head).unsqueeze(2)  # (B, H, 1, D/H)
@@ -144,7 +144,7 @@ class Block(nn.Module):
 
 
 def run_blocks(blocks: nn.ModuleList, x: Tensor, position: Tensor, *, causal: bool, recompute: bool) -> Tensor:
-    """All blocks, read at one token of each row: (B, N, D) to (B, D). With `recompute` only their inputs are kept.
+    """All blocks, pooled at one token of each row: (B, N, D) to (B, D). With `recompute` only their inputs are kept.
 
     A tower is pooled at a single token, so the last block is computed for that token alone. The result is the same, and
     five sixths of that block's work are saved: by arithmetic 11 % of a step of `small`, 29 % of `tiny`.
@@ -169,9 +169,9 @@ def take(x: Tensor, position: Tensor) -> Tensor:
 
 
 class ConvStem(nn.Module):
-    """Convolutions of stride 2 in place of one that cuts patches: (B, 3, H, W) to (B, D, H/P, W/P).
+    """Convolutions of stride 2 in place of the patch embedding: (B, 3, H, W) to (B, D, H/P, W/P).
 
-    Norms are over the channels of one place, never over a batch, so that micro-batches stay exact.
+    Norms are over the channels of one position, never over a batch, so that micro-batches stay exact.
     """
 
     def __init__(self, config: ImageTowerConfig, activation: str) -> None:
@@ -226,7 +226,7 @@ class ImageTower(nn.Module):
         return self._at_class(patches) if self.pool == "class" else self._of_all(patches)
 
     def _at_class(self, patches: Tensor) -> Tensor:
-        """As CLIP does: blocks over the class token and all patches, read at the class token."""
+        """As CLIP does: blocks over the class token and all patches, pooled at the class token."""
         summary = self.class_embedding.expand(patches.shape[0], 1, -1)  # (B, 1, D)
         x = torch.cat([summary, patches], dim=1) + self.positions  # (B, N+1, D)
         at_class = torch.zeros(x.shape[0], dtype=torch.int64, device=x.device)
@@ -235,7 +235,7 @@ class ImageTower(nn.Module):
         return self.norm_post(pooled)  # type: ignore[no-any-return]
 
     def _of_all(self, patches: Tensor) -> Tensor:
-        """Blocks over all patches, then their mean (B, D), or all of them in a row (B, N·D)."""
+        """Blocks over all patches, then their mean (B, D), or all of them concatenated (B, N·D)."""
         x = patches + self.positions
         for block in self.blocks:
             x = run_block(block, x, causal=False, recompute=self.recompute)

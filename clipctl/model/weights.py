@@ -1,4 +1,4 @@
-"""A model from a verified checkpoint, and back: no optimizer, no run, no choice of device."""
+"""Loads a model from a verified checkpoint, and saves one: no optimizer, no run, no choice of device."""
 
 import json
 from collections.abc import Mapping
@@ -82,7 +82,7 @@ def save_model(
     facts: Mapping[str, Any],
     metrics: Mapping[str, float] | None = None,
 ) -> Checkpoint:
-    """A directory with a model that is only to be used: what `load_model` reads, whole or absent."""
+    """A directory with a model for use only, which `load_model` reads; it appears whole or not at all."""
 
     def write(directory: Path) -> None:
         tensors = {key: tensor.cpu().contiguous() for key, tensor in trained.model.state_dict().items()}
@@ -106,7 +106,7 @@ def weight_files(checkpoint: Checkpoint, facts: Mapping[str, Any]) -> list[Path]
 
 
 def is_finite(tensor: torch.Tensor) -> bool:
-    """Smallest and largest value, in one pass: NaN is passed on, an infinity is one of them."""
+    """Smallest and largest value, in one pass: NaN propagates, and an infinity is one of the two."""
     return not tensor.numel() or bool(torch.isfinite(torch.stack(torch.aminmax(tensor.float()))).all())
 
 
@@ -115,7 +115,7 @@ def file_shapes(file: Path) -> dict[str, tuple[int, ...]]:
 
 
 def check_floats(file: Path) -> None:
-    """Weights are floating-point numbers; torch would convert others in silence."""
+    """Weights must be floating-point numbers; torch would silently convert others."""
     for name, info in read_header(file).items():
         if info.dtype not in FLOATS:
             raise CheckpointError(f"{name[:80]} in {file} has type {info.dtype}, expected one of {', '.join(FLOATS)}")

@@ -1,4 +1,4 @@
-"""One training step as forecasts see it: which model, on how much, computed in which way. No torch."""
+"""One training step as forecasts see it: which model, how much data, computed in which way. No torch."""
 
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -22,7 +22,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """Of the attention in one block of a tower."""
+    """The shape of the attention in one block of a tower."""
 
     pairs: int
     heads: int
@@ -32,8 +32,8 @@ class AttentionShape:
 
     @property
     def sample(self) -> "AttentionShape":
-        """A shape in which the two ways of computing it compare as they do in this one, and that takes milliseconds.
-        Pairs are a power of two, so that batches of about the same size share a measurement."""
+        """A shape that takes milliseconds, in which the two ways of computing attention compare as in this one. Pairs
+        are a power of two, so that batches of about the same size share a measurement."""
         enough = max(1, SAMPLED_SCORES // (self.heads * self.tokens**2))
         return replace(self, pairs=1 << (min(self.pairs, enough).bit_length() - 1))
 
@@ -65,7 +65,7 @@ class Workload:
 
     @property
     def forward_passes(self) -> int:
-        """A backward pass costs two of them. Micro-batches are embedded once more, recomputed blocks too."""
+        """A backward pass costs two of them. Micro-batches are embedded once more, and so are recomputed blocks."""
         return 1 + (self.micro_batch is not None) + self.recompute
 
     @property
@@ -89,18 +89,18 @@ class Workload:
 
     @property
     def longest_product(self) -> int:
-        """What the gradient of a weight sums over."""
+        """The length that the gradient of a weight sums over."""
         return self.kept_pairs * max(self.model.image.tokens, self.text_tokens)
 
     def cut(self, *, batch_size: int | None = None, blocks: int = 2) -> "Workload":
-        """The same work in small: a few blocks per tower instead of all, so that a step is affordable."""
+        """The same work cut down: a few blocks per tower instead of all, so that a step is affordable."""
         image, text = self.model.image, self.model.text
         shallow = replace(image, depth=min(blocks, image.depth)), replace(text, depth=min(blocks, text.depth))
         model = replace(self.model, image=shallow[0], text=shallow[1])
         return replace(self, model=model, batch_size=min(self.batch_size, batch_size or self.batch_size))
 
     def to_dict(self) -> dict[str, Any]:
-        """As a measured sample keeps it: plain values, the model by its dotted keys."""
+        """As a measured sample stores it: plain values, the model by its dotted keys."""
         values = to_layer(TrainConfig(model=self.model)).values
         keys = {key: value for key, value in values.items() if key.startswith("model.")}
         plain = {key: list(value) if isinstance(value, tuple) else value for key, value in keys.items()}

@@ -49,6 +49,7 @@ class RunFacts:
     warmup_steps: int
     loss: str = "softmax"  # only for this one is ln B the chance loss
     loss_floor: float = 0.0  # the lowest loss that equal captions in a batch allow; 0 where they meet on purpose
+    max_bad: float = 0.05  # share of pictures that may be unusable
     seen_captions: float | None = None  # share of the held-out captions that occur in training; None: not known
     lr: float = 0.0
     planned_step_s: float | None = None  # the most that the plan allowed for
@@ -147,7 +148,7 @@ def not_finite(view: RunView, facts: RunFacts) -> Iterator[Alert]:
 
 
 def spike(view: RunView, facts: RunFacts) -> Iterator[Alert]:
-    """Compares the largest recent loss with the mean and spread of the losses before."""
+    """Compares the largest recent loss with the mean and spread of earlier losses."""
     if not _long_enough(view, facts):
         return
     before = _before(view.loss, view.step - 50)[-100:]
@@ -229,7 +230,7 @@ def below_start(view: RunView, facts: RunFacts) -> Iterator[Alert]:
 
 
 def what_was_learnt(view: RunView, facts: RunFacts) -> Iterator[Alert]:
-    """At the end: by heart, too little, or asked for what it was never told."""
+    """At the end: memorised, learnt too little, or asked about captions it has never seen."""
     best, accuracy = view.best, statistics.fmean([value for value, _ in _recent(view, "accuracy", 20)] or [0.0])
     if facts.state != "finished" or best is None or not _long_enough(view, facts):
         return
@@ -237,19 +238,19 @@ def what_was_learnt(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     if accuracy >= KNOWN_BY_HEART and best.score < HARDLY_FOUND:
         what = f"accuracy in training is {accuracy:.0%}, R@1 on unseen pictures {best.score:.0%}"
         if facts.seen_captions is not None and facts.seen_captions < UNSEEN_CAPTIONS:
-            why = "the held-out captions do not occur in training: it is asked for what it was never told"
-            todo = "judge it by pictures with known captions (--val DATA), or train on more captions that share words"
+            why = "the held-out captions do not occur in training: the model is asked about captions it has never seen"
+            todo = "evaluate on known captions (--val DATA), or train on more captions that share words"
             yield Alert("unseen_captions", "warn", what, why, todo)
         else:
-            why = "it knows its training pictures by heart (overfitting)"
-            todo = "more pictures, and more different ones of each caption, help most"
+            why = "the model knows its training pictures by heart (overfitting)"
+            todo = "more pictures, and more different ones for each caption, help most"
             yield Alert("overfitting", "warn", what, why, todo)
     elif accuracy < KNOWN_BY_HEART and len(scores) >= 4 and scores[-1] > max(1.05 * scores[-4], scores[-4] + 0.01):
         yield Alert(
             "underfitting",
             "warn",
             f"R@1 was still rising when the run ended: {scores[-4]:.0%}, then {scores[-1]:.0%}",
-            f"it has not learnt all it can (accuracy in training {accuracy:.0%})",
+            f"the model can still learn more (accuracy in training {accuracy:.0%})",
             "give it more time: --time, or --epochs",
         )
 
@@ -282,7 +283,7 @@ def slow_rank(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "warn",
             f"rank {slowest.rank} on {slowest.host} is slow: others wait for it up to {waiting:.0%} of the time",
             "every step takes as long as its slowest process",
-            "look what else that machine does, or train without it",
+            "see what else that machine is doing, or train without it",
         )
 
 
@@ -304,7 +305,7 @@ def slower_than_planned(view: RunView, facts: RunFacts) -> Iterator[Alert]:
         yield Alert(
             "slower_than_planned",
             "warn",
-            f"a step takes {now:.2g} s, {now / planned:.0f} times the {planned:.2g} s at most that were planned",
+            f"a step takes {now:.2g} s, {now / planned:.0f} times the planned maximum of {planned:.2g} s",
             why,
             todo,
         )
@@ -329,7 +330,7 @@ def bad_pictures(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "bad_pictures",
             "warn",
             f"{total:,} {'picture' if total == 1 else 'pictures'} cannot be used: {reasons}",
-            "they are replaced by others; above 5 % the run stops",
+            f"they are replaced by others; if more than {facts.max_bad:.0%} are unusable, the run stops",
             "clipctl data inspect DATA --deep lists them",
         )
 
@@ -342,7 +343,7 @@ def memory_pressure(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "memory_pressure",
             "bad",
             f"only {available / 2**20:.0f} MiB of memory left",
-            "the system is about to swap or to kill the training",
+            "the system is about to swap or to kill the process",
             _less_memory(facts),
         )
     if facts.is_live and swap - swap_before > SWAP_GROWTH_BYTES:
@@ -359,7 +360,7 @@ def _less_memory(facts: RunFacts) -> str:
     if facts.micro_batch < 2:
         return "close other programs"
     half = f"clipctl train --resume {facts.handle} --micro-batch {facts.micro_batch // 2}"
-    return f"close other programs, or stop and continue in less memory with the same result: {half}"
+    return f"close other programs, or stop and continue with less memory and the same result: {half}"
 
 
 def disk_nearly_full(view: RunView, facts: RunFacts) -> Iterator[Alert]:
@@ -395,7 +396,7 @@ def silent(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "silent",
             "bad",
             f"no progress for {facts.silence_s:.0f} s",
-            "the process hangs, is suspended, or is waiting for a disk",
+            "the process is hung, suspended, or waiting for a disk",
             "look at it with top or Activity Monitor; if you kill it, clipctl train --resume continues",
         )
 
@@ -413,7 +414,7 @@ def ended_badly(view: RunView, facts: RunFacts) -> Iterator[Alert]:
         yield Alert(
             "failed",
             "bad",
-            "the training ended with an error",
+            "training ended with an error",
             "the error is in its terminal, or in train.log in its directory",
             f"fix it, then run clipctl train --resume {facts.handle}",
         )

@@ -111,7 +111,7 @@ def _blocks(file: BinaryIO, offset: int, size: int) -> Iterator[tuple[int, bytes
 
 
 def _end_of_hole(file: BinaryIO, place: int, size: int) -> int:
-    """Where the next bytes are that were written. Left as they are on systems that cannot say."""
+    """Where the next bytes that were written begin. Left as they are on systems that cannot say."""
     if hasattr(os, "SEEK_DATA"):
         try:
             place = min(size, os.lseek(file.fileno(), place, os.SEEK_DATA))

@@ -50,7 +50,7 @@ def likeliest_run(root: Path) -> RunDir | None:
 
 
 def planning_since_s(root: Path) -> float | None:
-    """For how long a training has been planned that is not a run yet; None if there is none."""
+    """For how long a run has been in planning; None if none is."""
     began_s = planned_since_s(root)
     return None if began_s is None else max(0.0, time.time() - began_s)
 
@@ -74,7 +74,7 @@ def look_surely(watcher: RunWatcher) -> Snapshot:
 
 
 def run_rows(root: Path) -> Iterator[dict[str, Any]]:
-    """What each run's directory tells at a glance, without reading its metrics."""
+    """What each run's directory shows at a glance, without reading its metrics."""
     for run in RunDir.all(root):
         status, best = run.status(), None
         with suppress(CheckpointError):  # one strange run hides no other
@@ -113,7 +113,7 @@ def the_live_run(root: Path) -> RunDir:
 
 
 def is_live(run: RunDir) -> bool:
-    """Whether a process of this computer is training it."""
+    """Whether a process on this computer is training it."""
     status = run.status()
     return status is not None and status.state == "running" and run.is_held_by(status.pid)
 

@@ -1,7 +1,7 @@
 """A curve of bounded size: neighbouring values share a bucket that keeps their smallest, largest and mean value, and
 a few values spread over all of them, for their median.
 
-So a million steps fit in a few thousand buckets, and a spike of a single step stays visible.
+This way a million steps fit in a few thousand buckets, and a spike of a single step stays visible.
 """
 
 import bisect
@@ -79,8 +79,8 @@ class Series:
     def smoothed(self, span: float | None = None) -> list[tuple[float, float]]:
         """Positions, and the median of about `span` values around each; None: a fiftieth of all, at least ten.
 
-        As many values before a position as after it count, fewer near the ends: so the curve neither lags behind values
-        that fall nor leaves them.
+        As many values before a position as after it count, fewer near the ends: so the curve neither lags behind
+        falling values nor runs ahead of them.
         """
         if span not in self._smoothed:
             values = max(MIN_SPAN, self._count / AUTO_SPANS) if span is None else span
@@ -137,7 +137,7 @@ def _bucket(positions: Sequence[float], values: Sequence[float], begin: int, end
 
 
 def _spread(ordered: list[float]) -> list[float]:
-    """As many of them as are kept, evenly over their ranks: a mean would follow the few that are large."""
+    """As many of the values as are kept, spread evenly over their ranks: a mean would follow the few large ones."""
     if len(ordered) <= SPREAD:
         return ordered
     ranks = [(number + 0.5) * len(ordered) / SPREAD - 0.5 for number in range(SPREAD)]

@@ -1,4 +1,4 @@
-"""Runs side by side: which settings differ, and what came of it. No torch, no rich."""
+"""Runs side by side: which settings differ, and with what results. No torch, no rich."""
 
 import time
 from collections.abc import Sequence

@@ -86,7 +86,7 @@ class MachineView:
 
 
 class RankView(NamedTuple):
-    """One of several processes that train together, as it last was."""
+    """The latest facts about one of several processes that train together."""
 
     rank: int
     host: str
@@ -285,7 +285,7 @@ class RunView:
 
     @property
     def start(self) -> EvalPoint | None:
-        """The model as it came, judged before the first step, if the run started from one."""
+        """The evaluation of the model that the run started from, before the first step, if there was one."""
         first = self.evaluations[0] if self.evaluations else None
         return first if first and first.step == 0 and math.isfinite(first.score) else None
 
@@ -320,7 +320,7 @@ class RunView:
         return [(_or_zero(number(row.get("data_s"))), _or_zero(number(row.get("step_s")))) for row in self.recent]
 
     def eta_s(self, total_steps: int) -> float | None:
-        """At the pace of the last steps, and with as much beside them as there was so far: evaluations and saves."""
+        """At the pace of the last steps, and with as much time for evaluations and saves as there was so far."""
         if self.step_s is None:
             return None
         return metrics.time_left_s(self.step_s + self._beside_steps_s(), 1, total_steps - self.step)

@@ -111,6 +111,7 @@ class RunWatcher:
             warmup_steps=config.optim.warmup_of(total_steps),
             loss=config.train.loss,
             loss_floor=0.0 if config.train.picture_term else _loss_floor(environment),
+            max_bad=config.data.max_bad,
             seen_captions=_seen_captions(environment),
             planned_step_s=_planned_step_s(environment),
             lr=config.optim.lr,
@@ -133,7 +134,8 @@ class RunWatcher:
         )
 
     def _found(self) -> Retrieval | None:
-        """Read again only if the file has changed. Later than the rows, it is of steps that a resume has undone."""
+        """Read again only if the file has changed. If it is later than the rows, it belongs to steps that a resume has
+        undone."""
         changed_ns = _changed_ns(self.run.retrieval_file)
         if self._retrieval is None or self._retrieval[0] != changed_ns:
             self._retrieval = (changed_ns, self.run.retrieval())
@@ -178,7 +180,7 @@ def _changed_ns(path: Path) -> int:
 
 
 def _config(run: RunDir) -> TrainConfig:
-    """The run's settings; defaults if they cannot be read, so that a damaged file hides nothing else."""
+    """The run's settings; the defaults if they cannot be read, so that a damaged file hides nothing else."""
     try:
         return layers.resolve([layers.load_yaml(run.config_file, follows_links=False)])
     except ClipctlError:

@@ -1,8 +1,8 @@
-"""A page on this machine to search an index with: a box to type in, a grid of pictures.
+"""A page, served on this machine, to search an index with: a search box and a grid of pictures.
 
-Only programs on this machine can reach it, and only those that know the token in its address. It never writes. A
-request names a picture by its number in the index: no path from a request ever reaches the file system, and what is
-sent is drawn anew from the decoded picture, never the file itself.
+Only programs on this machine can reach it, and only if they know the token in its address. It never writes. A request
+names a picture by its number in the index: no path from a request ever reaches the file system, and what is sent is
+drawn anew from the decoded picture, never the file itself.
 """
 
 import hmac
@@ -49,7 +49,7 @@ _ADDRESS = re.compile(r"/(?P<token>[A-Za-z0-9_-]{1,64})/(?P<what>[a-z]*)(?:/(?P<
 
 
 class Refused(Exception):
-    """An answer that is no result."""
+    """A response that is not a result."""
 
     def __init__(self, status: HTTPStatus, words: str) -> None:
         super().__init__(words)
@@ -163,7 +163,7 @@ class Server(ThreadingHTTPServer):
             self.places.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """A client that has gone is nobody's problem."""
+        """A client that has disconnected is not a problem."""
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -197,7 +197,8 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(status, "application/json", json.dumps({"error": words}).encode())
 
     def _checked(self) -> tuple[str, int | None, dict[str, list[str]]]:
-        """Who asks, and for what. A page elsewhere that guesses the port fails here: by its Host, or by the token."""
+        """Check who asks, and for what. A page elsewhere that guesses the port fails here, by its Host or by the
+        token."""
         if self.headers.get("Host", "") not in self.server.hosts:
             raise Refused(HTTPStatus.FORBIDDEN, "wrong host")
         address = urlsplit(self.path)

@@ -62,7 +62,7 @@ def line_chart(
     low: float | None = None,
     reference: tuple[float, str] | None = None,
 ) -> str:
-    """A figure; empty text if there is nothing to draw. `reference` is a level to compare with, and its name."""
+    """A figure, or empty text if there is nothing to draw. `reference` is a level to compare with, and its name."""
     lines = [line for line in lines if line.points]
     if not lines:
         return ""
@@ -137,7 +137,7 @@ def _short(value: float) -> float:
 
 
 def heat_strip(title: str, rows: Sequence[tuple[str, Sequence[tuple[float, float]]]], x_name: str = "epoch") -> str:
-    """One row of cells for each name, the brighter the larger; by logarithm, over all rows."""
+    """One row of cells for each name, brighter for larger values, on one logarithmic scale for all rows."""
     values = [value for _, points in rows for _, value in points if value > 0 and math.isfinite(value)]
     if not values:
         return ""

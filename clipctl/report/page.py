@@ -1,4 +1,4 @@
-"""A run, or several beside each other, as one HTML file that needs nothing else. No torch."""
+"""A run, or several side by side, as one self-contained HTML file. No torch."""
 
 import html
 import json
@@ -20,7 +20,7 @@ PHASE_NAMES = dict(zip(PHASES, ("data", "transfer", "forward", "backward", "opti
 
 
 def report(histories: Sequence[History], finds: "Sequence[Find] | None" = None, note: str = "") -> str:
-    """`finds` are retrievals of the first run; None: they are not there, and `note` says why."""
+    """`finds` are retrievals of the first run; None: there are none, and `note` says why."""
     content = "\n".join(
         [
             *_header(histories),
@@ -175,7 +175,7 @@ def lines_of(chart: Chart, histories: Sequence[History]) -> list[Line]:
 
 
 def chance_of(chart: Chart, histories: Sequence[History]) -> float | None:
-    """ln B, where it is the loss of a model that guesses."""
+    """ln B, if that is the loss of a model that guesses."""
     facts, view = histories[0].snapshot.facts, histories[0].snapshot.view
     return view.chance_loss if chart.has_chance and facts.loss == "softmax" else None
 
@@ -197,7 +197,7 @@ def _machine(histories: Sequence[History]) -> Iterator[str]:
     charts = (
         ("Memory", (("rss_bytes", "this program"), ("device_memory_bytes", "accelerator")), size),
         ("Processor, all cores", (("cpu", "busy"),), percent),
-        ("Temperature of the machine", (("temperature_c", "°C"),), compact),
+        ("Machine temperature", (("temperature_c", "°C"),), compact),
         ("Power", (("power_w", "W"),), compact),
     )
     for title, keys, words in charts:
@@ -248,7 +248,7 @@ def _retrieval(finds: "Sequence[Find] | None", note: str) -> Iterator[str]:
     if not finds:
         yield f'<p class="faint">{html.escape(note or "nothing to show")}</p>'
         return
-    yield '<p class="faint">For a held-out caption, the most similar pictures. Framed in green: right.</p>'
+    yield '<p class="faint">For each held-out caption, the most similar pictures; the right one has a green frame.</p>'
     yield '<div class="finds">'
     for find in finds:
         pictures = "".join(

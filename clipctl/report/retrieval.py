@@ -1,4 +1,4 @@
-"""What a run's best model finds on its held-out pictures: its best and its worst captions, with thumbnails."""
+"""What a run's best model retrieves from its held-out pictures: the best and the worst captions, with thumbnails."""
 
 import base64
 import io
@@ -39,7 +39,7 @@ class Find:
 
 
 def best_and_worst(run: RunDir) -> list[Find]:
-    """Raises DataError or CheckpointError if model or data are not there any more."""
+    """Raises DataError or CheckpointError if the model or its data no longer exist."""
     embedder = Embedder.of(CheckpointStore(run).named("best"))
     source = read_data(embedder.config.data).val
     data = embed_data(embedder, source)

@@ -2,7 +2,7 @@
 
 checkpoints/step-00000120/{manifest.json, model.safetensors, optimizer.safetensors, state.json}
 
-A model that is only to be used, such as an imported one, has no optimizer.
+A model for use only, such as an imported one, has no optimizer.
 """
 
 import hashlib
@@ -59,7 +59,7 @@ class Manifest:
 
     @property
     def attempt(self) -> int:
-        """1 for the first; each resume starts the next."""
+        """1 for the first attempt; each resume starts the next."""
         return self.beginnings[-1][0]
 
     def _check_types(self) -> None:
@@ -110,7 +110,7 @@ class Checkpoint:
 
     @property
     def again(self) -> int:
-        """How many times this step had been saved before, according to the directory's name."""
+        """How many times this step was saved before, according to the directory's name."""
         match = DIRECTORY_NAME.fullmatch(self.path.name)
         return int(match[2] or 0) if match else 0
 

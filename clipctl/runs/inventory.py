@@ -1,4 +1,4 @@
-"""Checkpoints of one run or of many: found by what a user types, checked, described as plain documents. No torch."""
+"""Checkpoints of one run or of many: found by what the user types, checked, described as plain documents. No torch."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +34,7 @@ def find_entries(root: Path, texts: list[str]) -> Iterator[tuple[str, Entry]]:
 
 
 def find_entry(checkpoint: Checkpoint) -> tuple[str, Entry]:
-    """A checkpoint as its run lists it; one outside any run on its own."""
+    """A checkpoint as its run lists it, or by itself if it is outside any run."""
     run = RunDir(checkpoint.path.absolute().parents[1])
     for entry in CheckpointStore(run).inventory() if RunDir.is_run(run.path) else ():
         if entry.path.name == checkpoint.path.name:
@@ -124,7 +124,7 @@ def changed_settings(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def changes(before: dict[str, Any], after: dict[str, Any]) -> dict[str, list[Any]]:
-    """Keys whose values differ; None if absent."""
+    """Keys whose values differ; None stands for an absent key."""
     pairs = {key: [before.get(key), after.get(key)] for key in sorted(before.keys() | after.keys())}
     return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 

@@ -53,7 +53,7 @@ class MetricsWriter:
                 self._is_torn = file.read(1) != b"\n"  # by a kill; the next line must not be appended to it
 
     def write(self, kind: str, values: dict[str, Any], *, elapsed_s: float | None = None) -> None:
-        """`elapsed_s`: when it happened, since the writer was made; None: now."""
+        """`elapsed_s`: when it happened, in seconds since the writer was created; None: now."""
         elapsed_s = time.monotonic() - self.started_s if elapsed_s is None else elapsed_s
         self._append({"kind": kind, "time_s": round(time.time(), 3), "elapsed_s": round(elapsed_s, 4), **values})
 
@@ -105,5 +105,5 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def time_left_s(elapsed_s: float, steps_done: int, steps_left: int) -> float:
-    """At the mean pace so far, evaluations and saves included."""
+    """Time left at the mean pace so far, evaluations and saves included."""
     return max(0.0, elapsed_s) / max(1, steps_done) * max(0, steps_left)

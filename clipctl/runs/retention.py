@@ -1,7 +1,7 @@
 """Which checkpoints of a run count, which is the best, and which are kept. Pure functions over manifests.
 
-A run that is resumed from an older step abandons its checkpoints after that step: they are not part of its course any
-more. The rows of metrics.jsonl follow the same rule.
+A run that is resumed from an older step abandons its checkpoints after that step: they are no longer part of its
+course. The rows of metrics.jsonl follow the same rule.
 """
 
 import itertools

@@ -35,7 +35,7 @@ class Query:
 
     @property
     def moved(self) -> int:
-        """Places up since the evaluation before."""
+        """Places gained since the previous evaluation."""
         return 0 if self.before is None else self.before - self.rank
 
 
@@ -46,7 +46,7 @@ class Retrieval:
     queries: tuple[Query, ...]
 
     def after(self, earlier: "Retrieval | None") -> "Retrieval":
-        """The same, with where each caption's picture stood at an earlier evaluation."""
+        """The same, with the rank of each caption's picture at an earlier evaluation."""
         ranks = {query.caption: query.rank for query in earlier.queries} if earlier else {}
         queries = (Query(one.caption, one.rank, ranks.get(one.caption), one.nearest) for one in self.queries)
         return Retrieval(self.step, self.candidates, tuple(queries))
@@ -60,7 +60,7 @@ class Retrieval:
 
     @classmethod
     def from_dict(cls, document: Any) -> "Retrieval | None":
-        """What `to_dict` wrote; None if it is anything else. Too many captions are cut off."""
+        """What `to_dict` wrote; None if it is anything else. Surplus captions are cut off."""
         try:
             queries = [_query(one) for one in document["queries"][:MOST_CAPTIONS]]
             return cls(_count(document["step"]), _count(document["candidates"]), tuple(queries))

@@ -77,7 +77,7 @@ class RunDir:
 
     @property
     def handle(self) -> str:
-        """What to type to refer to this run: the four digits of a name that clipctl made, if they are enough."""
+        """What to type to refer to this run: the four digits of a name that clipctl made, if they are unique."""
         if self.path.parent != DEFAULT_ROOT:
             return shlex.quote(str(self.path))
         made = _MADE_NAME.fullmatch(self.name)
@@ -87,8 +87,8 @@ class RunDir:
 
     @property
     def way_on(self) -> str:
-        """How to go on with a run that was stopped."""
-        return f"Go on: clipctl train --resume {self.handle}"
+        """How to continue a run that was stopped."""
+        return f"To continue: clipctl train --resume {self.handle}"
 
     @property
     def run_id(self) -> str:
@@ -167,13 +167,13 @@ class RunDir:
 
     @staticmethod
     def _is_stillborn(path: Path) -> bool:
-        """True for what is left of a run that was killed before it wrote anything."""
+        """True for the remains of a run that was killed before it wrote anything."""
         if not path.is_dir() or any((path / "checkpoints").glob("*")):
             return False
         return {one.name for one in path.iterdir() if one.name[0] != "."} <= {"run.lock", "checkpoints", "train.log"}
 
     def remove_if_stillborn(self) -> None:
-        """Remove what `create` made, if the run never wrote anything and nobody has it. Nothing else is touched."""
+        """Remove what `create` made, if the run never wrote anything and nobody holds it. Nothing else is touched."""
         with suppress(RunError), self.locked():
             if self._is_stillborn(self.path):
                 for file in (self.log_file, self.lock_file):
@@ -183,17 +183,17 @@ class RunDir:
                         directory.rmdir()
 
     def remove(self) -> None:
-        """Delete the run, unless a process has it. What links in it point to stays."""
+        """Delete the run, unless a process holds it. The targets of links in it stay."""
         with self._at_rest():
             discard(self.path)
 
     def rename(self, name: str) -> "RunDir":
-        """The run under another name, unless a process has it. Its id stays the name it was started under, which
-        its checkpoints are known by."""
+        """Rename the run, unless a process holds it. Its id stays the name it was started under, by which its
+        checkpoints know it."""
         renamed = RunDir(self.path.with_name(check_name(name)))
         with self._at_rest():
             if self._recorded_id() is None and any(self.checkpoints_dir.glob("step-*")):
-                hint = f"{self.metrics_file} is missing or damaged, and only it says whose the checkpoints are"
+                hint = f"{self.metrics_file} is missing or damaged, and only it links the checkpoints to this run"
                 raise RunError(f"{self.path} cannot be renamed: it would lose its checkpoints", hint)
             if os.path.lexists(renamed.path):
                 raise RunError(f"run already exists: {renamed.path}", "choose another name")
@@ -202,7 +202,7 @@ class RunDir:
 
     @contextmanager
     def _at_rest(self) -> Iterator[None]:
-        """Nobody else has the run while this lasts; raises if somebody does."""
+        """Nobody else can hold the run while this lasts; raises if somebody does."""
         if self.path.is_symlink():
             raise RunError(
                 f"{self.path} is a symbolic link", "name the directory that it points to, or remove the link"
@@ -240,7 +240,7 @@ class RunDir:
         return [cls(path.parent) for path in found if path.parent.name[0] != "."]  # those are being deleted
 
     def changed_s(self) -> float:
-        """When a file came, went or was replaced in it, since the epoch."""
+        """When a file in it was last added, removed or replaced, since the epoch."""
         try:
             return self.path.stat().st_mtime
         except OSError:
@@ -271,7 +271,7 @@ class RunDir:
             raise RunError(f"{self.path} is in use{who}", f"watch it with: clipctl monitor {self.handle}") from None
 
     def is_held_by(self, pid: int) -> bool:
-        """Whether a process of this computer owns the run: the lock is held, and that process has its file open. What
+        """Whether a process on this computer owns the run: the lock is held, and that process has its file open. What
         run.json says of the owner may have been copied, or forged."""
         try:
             if not self.lock_file.is_file() or self._lock.is_locked:
@@ -338,7 +338,7 @@ class RunDir:
                 overwrite(self.status_file, text.encode())
 
     def write_retrieval(self, retrieval: Retrieval) -> None:
-        """Replace it, at every evaluation: atomic, but not synced. Without room on the disk, it stays as it was."""
+        """Replace it, at every evaluation: atomic, but not synced. If the disk is full, the old one stays."""
         with suppress(OSError), replaced(self.retrieval_file, durable=False) as partial:
             partial.write_text(json.dumps(retrieval.to_dict()) + "\n", encoding="utf-8")
 
@@ -347,14 +347,14 @@ class RunDir:
             partial.write_bytes(pictures)
 
     def retrieval(self) -> Retrieval | None:
-        """What the latest evaluation found; None if it did not say, as in older runs."""
+        """What the latest evaluation retrieved; None if that was not recorded, as in older runs."""
         try:
             return Retrieval.from_dict(read_json(self.retrieval_file, _JSON_LIMIT_BYTES))
         except (OSError, ValueError):
             return None
 
     def thumbnail(self, picture: int) -> bytes | None:
-        """Red, green and blue of SIDE_PX × SIDE_PX pixels of a held-out picture, row by row; None if it is not kept."""
+        """Red, green and blue of SIDE_PX × SIDE_PX pixels of a held-out picture, row by row; None if there is none."""
         size_bytes = SIDE_PX * SIDE_PX * 3
         if not 0 <= picture < MOST_THUMBNAILS:
             return None
@@ -367,14 +367,14 @@ class RunDir:
         return found if len(found) == size_bytes else None
 
     def read_config(self) -> str:
-        """The text of its settings; empty if there is none."""
+        """The text of its config.yaml; empty if there is none."""
         try:
             return read_bounded(self.config_file, _JSON_LIMIT_BYTES).decode(errors="replace")
         except OSError:
             return ""
 
     def read_environment(self) -> dict[str, Any]:
-        """What the run was made with, as far as known."""
+        """The environment the run was made in, as far as it is known."""
         try:
             document = read_json(self.environment_file, _JSON_LIMIT_BYTES)
         except (OSError, ValueError):
@@ -416,7 +416,7 @@ def _is_same(path: str, other: Path) -> bool:
 
 @contextmanager
 def planning(root: Path) -> Iterator[None]:
-    """Let watchers know, while this lasts, that a run is being planned. Nothing is left behind."""
+    """Let watchers know, while this lasts, that a run is being planned. Leaves nothing behind."""
     path = root / f"{_PLANNING}{os.getpid()}"
     with suppress(OSError):  # a directory that is not there yet has no watchers
         os.close(open_to_append(path))

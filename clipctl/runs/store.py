@@ -132,7 +132,7 @@ class CheckpointStore:
             discard(entry.path)
 
     def make_room(self) -> Checkpoint | None:
-        """Delete the oldest checkpoint that can be spared, and return it: neither the newest whole one nor the best."""
+        """Delete the oldest checkpoint that can be spared, and return it: not the newest intact one, nor the best."""
         checkpoints = self.all()
         whole = [one for one in checkpoints if not one.gross_problems()]
         needed = retention.kept(whole, last=1, best=min(1, self._keep_best))
@@ -149,12 +149,12 @@ class CheckpointStore:
                 discard(checkpoint.path)
 
     def _kept(self, checkpoints: list[Checkpoint]) -> list[Checkpoint]:
-        """The last and the best ones. One that is not intact counts as neither."""
+        """The last and the best checkpoints. A damaged one counts as neither."""
         whole = [checkpoint for checkpoint in checkpoints if not checkpoint.gross_problems()]
         return retention.kept(whole, last=self._keep_last, best=self._keep_best)
 
     def _free_name(self, step: int) -> Path:
-        """A name that is not taken, and sorts after those that are: the old one is deleted after the new one exists."""
+        """A free name that sorts after those that are taken: the old checkpoint is deleted once the new one exists."""
         name = f"step-{step:08d}"
         matches = (DIRECTORY_NAME.fullmatch(path.name) for path in self._directory.glob(f"{name}*"))
         numbers = [int(match[2] or 0) for match in matches if match]

@@ -1,4 +1,4 @@
-"""One attempt at a run: its parts are made, put together, and handed to the loop."""
+"""One attempt at a run: its parts are built, assembled, and handed to the loop."""
 
 import itertools
 import time
@@ -75,7 +75,7 @@ def make_state(plan: TrainPlan, *, is_placed: bool = True) -> TrainState:
 
 
 def make_loader(plan: TrainPlan, world: World | None = None) -> TrainLoader:
-    """Of the pairs that this process has of each batch."""
+    """A loader of this process's share of each batch."""
     config, data, kind = plan.config, plan.data, typing.cast(CacheKind, plan.data.cache.value)
     if kind == "disk":
         make_room(data.train, data.kept_side_px, data.cache_bytes)
@@ -106,7 +106,7 @@ def make_loader(plan: TrainPlan, world: World | None = None) -> TrainLoader:
 
 
 def write_base(run: RunDir, plan: TrainPlan) -> None:
-    """Keep the model that a run starts from beside it: what is not trained is not saved again."""
+    """Save the model that a run starts from in its directory, so that checkpoints need not repeat frozen weights."""
     if plan.base is not None and not (run.base_dir / MANIFEST).exists():
         identity = plan.base.identity
         facts = {"source": identity.path, "fingerprint": identity.fingerprint, "revision": plan.base.revision}
@@ -114,7 +114,7 @@ def write_base(run: RunDir, plan: TrainPlan) -> None:
 
 
 def write_thumbnails(run: RunDir, held_out: HeldOut) -> None:
-    """Keep the held-out pictures small beside the run, so that its watchers can show what is found."""
+    """Save thumbnails of the held-out pictures in the run directory, so that its watchers can show what is found."""
     pictures = (pixels for batch in held_out.batches for pixels in batch.images.numpy())
     small = (
         resized(pixels, (0, 0, pixels.shape[1], pixels.shape[0]), SIDE_PX, SIDE_PX).tobytes()
@@ -130,7 +130,7 @@ def make_evaluator(plan: TrainPlan) -> Evaluator:
 
 
 def measure_baseline(plan: TrainPlan, loader: TrainLoader, evaluator: Evaluator) -> float | None:
-    """What is found without training, in a few seconds: with as many training pictures as can be decoded in them."""
+    """Recall without training, from as many training pictures as can be decoded in a few seconds."""
     if plan.data.train.is_drawn:
         return None  # no held-out combination occurs in training
     most = min(MOST_PICTURES, int(BASELINE_S / max(plan.forecast.decode_s, 1e-6)))
@@ -148,7 +148,7 @@ def attempt_run(
     world: World | None = None,
 ) -> TrainSummary:
     """Train from the start or from a checkpoint of the same run. The caller holds the run's lock, or is one of several
-    processes of which another does."""
+    processes, another of which does."""
     plan.placement.device.forget_peak()  # of what was tried before
     is_sharded = world is not None and plan.config.runtime.shard
     state = make_state(plan, is_placed=not is_sharded)
@@ -182,7 +182,7 @@ def attempt_run(
 
 @dataclass(frozen=True)
 class _Owned:
-    """What only the process that owns the run directory has; by default what the others have in its place."""
+    """What only the process that owns the run directory has; the defaults are what the others have instead."""
 
     course: Course = field(default_factory=Course)
     journal: Journal = field(default_factory=Journal)
@@ -227,7 +227,7 @@ class _Owned:
 
 
 def _reopened(course: Course, step: int, plan: TrainPlan) -> Course:
-    """A run that ended within an epoch was evaluated there; if it is made longer, that epoch continues."""
+    """A run that ended in mid-epoch was evaluated there; if it is now to be longer, that epoch continues."""
     if step >= plan.schedule.total_steps:
         return course
     whole_epochs = step // plan.schedule.steps_per_epoch
@@ -235,7 +235,7 @@ def _reopened(course: Course, step: int, plan: TrainPlan) -> Course:
 
 
 def _next_attempt(run: RunDir, store: CheckpointStore) -> int:
-    """One more than any that left a trace."""
+    """One more than the last attempt that left a trace."""
     status = run.status()
     saved = (checkpoint.manifest.attempt for checkpoint in store.all())
     return 1 + max(status.attempt if status else 0, *saved, 0)

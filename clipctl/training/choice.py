@@ -39,12 +39,12 @@ PROBES = 3  # of a speed that cannot be, at most
 PROBE_S = 0.05  # about what knowing the speed of one precision costs
 ATTENTION_S = 0.5  # about what comparing both ways of attention costs
 FEWER_THREADS_LIMIT = 1.3
-AS_ASKED, AS_BEFORE = "as asked", "as the run began"
+AS_ASKED, AS_BEFORE = "as asked", "as when the run began"
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A setting and, in words for the user, why it has this value."""
+    """A setting, and the reason for its value in words for the user."""
 
     value: int | str
     reason: str
@@ -66,8 +66,8 @@ class Decision:
 
 
 def decide(config: TrainConfig, workload: Workload, total_steps: int, before: Setting | None = None) -> Decision:
-    """What was asked for stays, and what a run was begun with, if it is still there; what was left to `auto` is
-    chosen: device first, then precision, then threads."""
+    """Keep what was asked for, and what a run began with, if it is still available; choose what was left to `auto`:
+    device first, then precision, then threads."""
     return _Decider(config, workload, total_steps, before).decide()
 
 
@@ -143,7 +143,7 @@ class _Decider:
             return "fp32", "the CPU shares the work"
         on_core = replace(setting, threads=1) if setting.device == "cpu" else setting
         if not self._probe([replace(on_core, precision=precision) for precision in PRECISIONS]):
-            return "fp32", "the run is too short to measure others"
+            return "fp32", "the run is too short to measure the others"
         options = promising(self.model, setting)
         if len(options) == 1:
             return "fp32", self._slow_words(on_core)
@@ -182,27 +182,27 @@ class _Decider:
         return verdict.setting.threads, verdict.reason
 
     def _attention(self, asked: str, setting: Setting) -> Choice:
-        """Not for memory: whether scores fit is decided with the micro-batch."""
+        """Chosen for speed, not memory: whether scores fit is decided with the micro-batch."""
         if asked != "auto":
             return Choice(asked, AS_ASKED)
         faster = self.model.faster_attention(setting, self.workload)
         if faster is None and self.workload.attention_shapes:
             if self.budget_s and self._left_s() < ATTENTION_S:
-                return Choice("fused", "the run is too short to measure the other way")
+                return Choice("fused", "the run is too short to measure the alternative")
             # Kept even beside busy programs: the two ways take turns, so that both suffer, and the same command gives
             # the same weights only if it is decided in the same way.
             self._keep(self.profile.with_attention(time_attention(setting, self.workload)))
             faster = self.model.faster_attention(setting, self.workload)
         if faster is None:
-            return Choice("fused", "the usual way")
+            return Choice("fused", "the default")
         way, gain = faster
         return Choice(way, f"{gain:.1f} times as fast as {'fused' if way == 'plain' else 'plain'} here")
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def _time_if_close(self, options: Sequence[Setting], smaller: Sequence[Workload]) -> None:
-        """Time the options that might be the fastest, unless that was done before or would take too long: the workload
-        itself, or the first of the smaller ones that is affordable."""
+        """Time the options that might be the fastest, unless that was done before or would take too long: with the
+        workload itself, or the first of the smaller ones that is affordable."""
         close = close_options(self.model, self.workload, options)
         if len(close) < 2 or options[0] not in close:
             return
@@ -234,7 +234,8 @@ class _Decider:
         return fewer is None or usual is None or fewer.value < FEWER_THREADS_LIMIT * usual.value
 
     def _probe(self, settings: Sequence[Setting]) -> bool:
-        """Know what a matrix product reaches under these settings; False if there was no time to find out."""
+        """Make sure that the speed of matrix products is known under these settings; False if there was no time to
+        measure it."""
         known = [self.profile.exact_rate(one.device, one.precision, one.threads) for one in settings]
         missing = [one for one, rate in zip(settings, known, strict=True) if rate is None and one.device != HYBRID]
         if missing and self.budget_s and self._left_s() < PROBE_S * len(missing):
@@ -256,7 +257,7 @@ class _Decider:
         return self.busy_cores > BUSY_CORES
 
     def _keep(self, profile: Profile, *, is_sure: bool = True) -> None:
-        """Decide by this profile from now on. What was measured beside busy programs is not kept for other runs."""
+        """Decide by this profile from now on. What was measured beside busy programs is not kept for later runs."""
         if not is_sure:
             self.profile, self.model = profile, CostModel(profile)
             return

@@ -1,4 +1,4 @@
-"""What differs between a run as it was begun and as it would go on: settings, length, machine."""
+"""What differs between a run as it began and as it would continue: settings, length, machine."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any

@@ -12,7 +12,7 @@ from clipctl.training.evaluate import Evaluation
 
 @dataclass(frozen=True)
 class StepWindow:
-    """Several steps in sums, so that windows can be added."""
+    """Sums over several steps, so that windows can be added up."""
 
     steps: int = 0  # with a finite loss: the others are left out of the last two sums
     images: int = 0
@@ -65,7 +65,7 @@ class Course:
         return replace(self, bad_pictures={**self.bad_pictures, **reasons, **self.bad_pictures})
 
     def evaluated(self, epoch: int, evaluation: Evaluation) -> "Course":
-        """After an epoch; 0 is before the first step, which says what training must not fall below."""
+        """After an epoch was evaluated; epoch 0 is before the first step and sets what training must not fall below."""
         is_best = self.best is None or merit(evaluation.to_dict()) > merit(self.best.to_dict())
         finds_more = self.best is None or evaluation.score > self.best.score
         return replace(
@@ -80,7 +80,7 @@ class Course:
         )
 
     def passed(self, epoch: int) -> "Course":
-        """After an epoch that is not evaluated."""
+        """After an epoch that was not evaluated."""
         return replace(self, evaluated_epochs=epoch)
 
     def is_out_of_patience(self, patience: int | None) -> bool:
@@ -88,7 +88,7 @@ class Course:
 
     @property
     def is_scored(self) -> bool:
-        """Whether the latest evaluation is of the epoch that has just ended."""
+        """Whether the epoch that has just ended was evaluated."""
         return self.evaluation is not None and self.scored_epoch == self.evaluated_epochs
 
     @property

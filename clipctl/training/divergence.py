@@ -31,11 +31,11 @@ class NonfiniteGuard:
         return self.in_a_row >= LIMIT_IN_A_ROW
 
     def error(self, way_out: str) -> TrainingError:
-        """What is known of the steps in a row; `way_out` says what can be done."""
+        """What is known about those steps; `way_out` says what can be done."""
         row, before = self._last_skipped, self._last_finite
         gradient = f"gradient norm {row['grad_norm']:.3g}"
         if before:
-            gradient += f" (at step {before['step']} still {before['grad_norm']:.3g})"
+            gradient += f" (still {before['grad_norm']:.3g} at step {before['step']})"
         return TrainingError(
             f"training diverged: {self.in_a_row} steps in a row, up to step {row['step']}, had a NaN or infinite loss "
             f"or gradient. Loss {row['loss']:.3g}, {gradient}, scale {1 / row['temperature']:.3g}, "

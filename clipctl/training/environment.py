@@ -1,4 +1,4 @@
-"""On what a run was made: enough to explain a difference between two runs later."""
+"""What a run was made on: enough to explain a difference between two runs later."""
 
 import platform
 import sys
@@ -16,7 +16,7 @@ _PACKAGES = ("torch", "numpy", "pillow", "safetensors")
 
 
 def setting_of(environment: dict[str, Any]) -> Setting | None:
-    """Under what a run was begun; None where its environment.json does not say."""
+    """The setting that a run began under; None if its environment.json does not say."""
     try:
         return Setting(
             environment["device"]["label"], environment["precision"]["value"], int(environment["threads"]["value"])

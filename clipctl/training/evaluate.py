@@ -76,7 +76,7 @@ class Evaluator:
         self._shown = torch.from_numpy(different[np.arange(shown) * len(different) // shown])  # captions, spread evenly
 
     def of(self, held_out: HeldOut) -> "Evaluator":
-        """The same evaluator of the same pairs in another form, such as features."""
+        """The same evaluator, with the same pairs in another form, such as features."""
         other = copy(self)
         other.held_out = held_out
         return other
@@ -84,7 +84,7 @@ class Evaluator:
     def __call__(
         self, state: TrainState, between_batches: Callable[[], object] = lambda: None
     ) -> tuple[Evaluation, Retrieval]:
-        """How good the model is, and what it finds for a few captions. `between_batches` may end it by raising."""
+        """How good the model is, and what it finds for a few captions. `between_batches` may raise to stop it."""
         image, text, losses = self._embed(state, between_batches)
         if state.world is None:
             return self._judged(state.step, image, text, losses)
@@ -160,7 +160,7 @@ class Evaluator:
         )
 
     def _joined(self, state: TrainState, parts: dict[int, Tensor], rows: Sequence[int]) -> Tensor:
-        """All parts in a row; those that other processes have are zeros here, and come from them by adding."""
+        """All parts concatenated; those of other processes are zeros here, filled in by summing over processes."""
         if state.world is None:
             return torch.cat(list(parts.values())).cpu()
         width = state.world.from_first(parts[0].shape[1:] if state.world.is_first else None)  # it has the first part
@@ -174,7 +174,7 @@ class Evaluator:
 
 def _turns(count: int, state: TrainState) -> Iterator[tuple[int, bool]]:
     """The numbers that this process computes of `count`, and whether they are its own; processes take turns. In the
-    last turn some may do what another does, and drop it: a split model needs all of them in every pass."""
+    last turn some may repeat what another does, and drop it: a sharded model needs all of them in every pass."""
     rank, ranks = (state.world.rank, state.world.size) if state.world else (0, 1)
     for first in range(0, count, ranks):
         yield min(first + rank, count - 1), first + rank < count
@@ -202,7 +202,7 @@ def find_ranks(image: Tensor, text: Tensor, matches: Matches) -> tuple[Tensor, T
 
 
 def _tiles(image: Tensor, text: Tensor, different: Tensor) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Similarities of some pictures to some of the different captions, and which these are; in turn, of all to all."""
+    """Similarities of some pictures to some of the distinct captions, and which ones; tile by tile, of all to all."""
     for left in range(0, len(different), TILE_CAPTIONS):
         columns = slice(left, min(left + TILE_CAPTIONS, len(different)))
         part = text[different[columns]].T

@@ -3,8 +3,8 @@
 features/KEY-view-1/{rows.npy, keys.npy, manifest.json}, … , KEY-captions/{…}
 
 The key is a hash of all that features depend on: the tower's weights, the pictures, how they are augmented, the
-precision. The manifest, written last, has the sha256 of every file: what a power cut or another program left is not
-believed but computed again.
+precision. The manifest, written last, has the sha256 of every file: what a power cut or another program left behind is
+not trusted but computed again.
 """
 
 import json
@@ -43,7 +43,7 @@ DISK_SHARE = 0.2  # of the free disk, that all kept features may take
 def with_features(
     plan: TrainPlan, state: TrainState, loader: TrainLoader, evaluator: Evaluator, progress: Count
 ) -> tuple[TrainLoader, Evaluator]:
-    """A loader and an evaluator that run no locked tower. `progress` may raise: whole views that are done stay."""
+    """A loader and an evaluator that run no locked tower. `progress` may raise: finished views are kept."""
     found = _Maker(plan, state, loader, progress).features()
     pixels_needed = found.views is None
     collate, workers = (loader.collate, loader.workers) if pixels_needed else (loader.collate.plain, 0)
@@ -60,7 +60,7 @@ def held_out_features(plan: TrainPlan, state: TrainState, held_out: HeldOut) -> 
 
 
 def featured(plan: TrainPlan, state: TrainState, batch: Batch) -> Batch:
-    """A batch with features of locked towers in place of what they are of."""
+    """A batch with features of locked towers in place of the inputs they are computed from."""
     encoder, locked = _encoder(state), plan.config.tune.locked
     if "image" in locked:
         ready = batch.to(state.device.image, state.device.text)
@@ -206,7 +206,7 @@ def _write(path: Path, entry: _Entry) -> None:
 
 
 def _read(path: Path) -> _Entry | None:
-    """None if it is not there, or not as it was written."""
+    """None if it does not exist, or has changed since it was written."""
     try:
         document = files.read_sealed(path / MANIFEST, MANIFEST_LIMIT_BYTES)
         if any(files.sha256_of(path / name) != document["files"][name] for name in ("rows.npy", "keys.npy")):
@@ -219,7 +219,7 @@ def _read(path: Path) -> _Entry | None:
 
 
 def _make_room(shelf: Shelf, need_bytes: int) -> None:
-    """Delete what was not used for longest until there is room, but nothing in use."""
+    """Delete the least recently used entries until there is room, but none in use."""
     with shelf.swept() as found:
         sizes = {one: files.size_on_disk(one) for one in reversed(found)}
         room_bytes = DISK_SHARE * (disk.free_bytes(shelf.home) + sum(sizes.values())) - need_bytes

@@ -1,4 +1,4 @@
-"""A session of several processes: rank 0 prepares it, the others get the same, and all compare what they have."""
+"""A session of several processes: rank 0 prepares it, the others receive it, and all check that they have the same."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -49,13 +49,13 @@ class Terms:
 
 
 def machine_layer(local_rank: int, local_size: int) -> Layer:
-    """What one of several processes may take of its machine, unless asked for otherwise."""
+    """What one of several processes may use of its machine, unless asked otherwise."""
     device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
     return Layer("torchrun", {"runtime.threads": threads_each(local_size), "runtime.device": device})
 
 
 def share(session: Session, world: World) -> Session:
-    """On rank 0: let the others have this session, and make sure that they have the same data."""
+    """On rank 0: send this session to the others, and make sure that they have the same data."""
     device = session.plan.placement.device
     if device.kind in ("mps", "hybrid"):
         raise DeviceError(MANY_REASON, "use --device cpu, or train in one process")
@@ -68,8 +68,8 @@ def share(session: Session, world: World) -> Session:
 
 
 def follow(world: World, asked: Sequence[Layer]) -> Session:
-    """On any other rank: the session that rank 0 shares. Of what was asked for here only the place of the data counts,
-    which may be another on every machine."""
+    """On any other rank: the session that rank 0 shares. Of what was asked for here, only the location of the data
+    counts, which may differ from machine to machine."""
     terms: Terms = world.from_first(None)
     plan = prepared(world, lambda: _same(terms, _plan(terms, world, asked)))
     run = RunDir(Path(terms.run))
@@ -92,7 +92,7 @@ def _plan(terms: Terms, world: World, asked: Sequence[Layer]) -> TrainPlan:
 
 
 def _same(terms: Terms, plan: TrainPlan) -> TrainPlan:
-    """The plan, if it is that of rank 0."""
+    """The plan, if it equals rank 0's."""
     if terms.versions != _versions():
         theirs, ours = (" and torch ".join(versions) for versions in (terms.versions, _versions()))
         raise RunError(f"it has clipctl {ours}, rank 0 has clipctl {theirs}", "install the same on every machine")

@@ -1,4 +1,4 @@
-"""Everything a run writes down: its files, the rows of its metrics, its heartbeat, and what its watcher is told.
+"""Everything a run records: its files, the rows of its metrics, its heartbeat, and what its watcher is told.
 
 With several processes, those that are not the writer get a `Journal`, which writes nothing.
 """
@@ -48,7 +48,7 @@ class Progress:
 
 
 class Watcher(Protocol):
-    """Whoever watches a training."""
+    """Whoever watches a run."""
 
     def progress(self, progress: Progress) -> None:
         """Called every few seconds."""
@@ -72,7 +72,7 @@ class Nobody:
 
 
 class RankFacts(NamedTuple):
-    """How one of several processes fares."""
+    """How one of several processes is doing."""
 
     rank: int
     host: str
@@ -82,12 +82,12 @@ class RankFacts(NamedTuple):
 
 
 class Journal:
-    """Writes nothing; says which moments of a run are written down."""
+    """Writes nothing; defines which moments of a run are recorded."""
 
     peak_device_bytes: int | None = None  # the most that was seen; some devices do not remember it themselves
 
     def begin(self, attempt: int, step: int, course: Course) -> None:
-        """The run starts, or goes on, at this step."""
+        """The run starts, or continues, at this step."""
 
     def tick(self, step: int) -> None:
         """A batch was trained on or evaluated."""
@@ -95,7 +95,7 @@ class Journal:
     def steps(self, reading: Reading, course: Course, *, report: bool) -> None: ...
 
     def ranks(self, step: int, facts: Sequence[RankFacts]) -> None:
-        """How several processes fare, each."""
+        """How each of several processes is doing."""
 
     def epoch(self, epoch: int, step: int, seconds: float, norms: Mapping[str, float], course: Course) -> None: ...
 
@@ -111,13 +111,13 @@ class Journal:
     def bad_pictures(self, step: int, messages: list[str], course: Course) -> None: ...
 
     def out_of_memory(self, step: int, micro_batch: int | None) -> None:
-        """A step did not fit and was made in smaller parts."""
+        """A step did not fit in memory and was computed in smaller parts."""
 
     def length(self, plan: TrainPlan, step: int) -> None:
         """From this step on, the run is to be shorter or longer."""
 
     def features(self, done: int, total: int) -> None:
-        """So many of a locked tower's features are computed."""
+        """So many of a locked tower's features have been computed."""
 
     def end(self, outcome: State, step: int) -> None:
         """The run has ended, however it did."""
@@ -225,7 +225,7 @@ class RunJournal(Journal):
         self._writer.write(metrics.EVENT, {"step": step, "event": "out_of_memory", "message": message})
 
     def bad_pictures(self, step: int, messages: list[str], course: Course) -> None:
-        """With the counts of all so far, so that whoever reads the last such row knows them."""
+        """With the totals so far, so that the last such row holds them all."""
         for message in messages:
             row = {"step": step, "event": "bad_picture", "message": message, "counts": course.bad_counts}
             self._writer.write(metrics.EVENT, row)
@@ -286,7 +286,7 @@ class RunJournal(Journal):
         return sum(values) / len(values) if values else math.nan
 
     def _tell(self, tell: Callable[[], None]) -> None:
-        """Unless the watcher has gone: a closed pipe or a full disk under its log ends no training."""
+        """Unless the watcher is gone: neither a closed pipe nor a full disk under its log ends a run."""
         try:
             tell()
         except OSError:

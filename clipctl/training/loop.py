@@ -259,7 +259,7 @@ def note_micro_batch(training: Training) -> None:
 
 def lost_rank(training: Training) -> TrainingError:
     """Another process is gone. What it has not taken with it is saved."""
-    words = "another process ended or does not answer"
+    words = "another process ended or is not responding"
     if training.state.is_sharded:  # and with it its part of the model
         return TrainingError(f"{words}; the run continues from its last checkpoint", training.run.way_on)
     # Processes tell each other something before an update and after it, never during one.

@@ -1,4 +1,4 @@
-"""How steps went: their numbers, read from the device now and then, and where their time goes."""
+"""Metrics of steps: their numbers, read from the device now and then, and where their time goes."""
 
 import time
 from typing import Any, NamedTuple
@@ -16,8 +16,8 @@ READ_INTERVAL_S = 1.0
 class PhaseClock:
     """Splits a step into its phases.
 
-    The CPU works while it is called, so every step can be split. An accelerator only queues, and would have to be
-    waited for at every mark; there only sampled steps are split, the others run freely.
+    The CPU works while it is called, so every step can be split. An accelerator only queues work, and every mark would
+    have to wait for it; so only sampled steps are split there, and the others run freely.
     """
 
     def __init__(self, device: Device) -> None:
@@ -73,7 +73,7 @@ class StepMeter:
 
     @property
     def is_due(self) -> bool:
-        """Whether it is time for a reading."""
+        """Whether a reading is due."""
         return time.perf_counter() - self._read >= READ_INTERVAL_S
 
     def restart(self) -> None:
@@ -81,7 +81,7 @@ class StepMeter:
         self._ended = time.perf_counter()
 
     def wait(self, seconds: float) -> None:
-        """So long this process waited for others since the last step."""
+        """Note how long this process has waited for others since the last step."""
         self._wait_s += seconds
 
     def take_wait_s(self) -> float:

@@ -37,8 +37,8 @@ LR_SHARE = "lr_share"  # of a group of parameters: its rate, as a share of the s
 
 
 def depths_below_top(model: nn.Module) -> dict[str, int]:
-    """How many blocks lie between a parameter and the end of its tower; embeddings are below the first block. What is
-    in no tower, and what follows the blocks, is at the top."""
+    """How many blocks lie between a parameter and the end of its tower; embeddings are below the first block. Whatever
+    is in no tower or follows the blocks is at the top."""
     blocks: dict[str, int] = {}
     for name, _ in model.named_parameters():
         if match := _IN_BLOCK.match(name):
@@ -53,7 +53,7 @@ def depths_below_top(model: nn.Module) -> dict[str, int]:
 
 
 def optimizer_state_shapes(optimizer: torch.optim.Optimizer, parameter: Tensor) -> dict[str, tuple[int, ...]]:
-    """What AdamW keeps for a parameter once it has made a step, by name."""
+    """What AdamW keeps for a parameter after its first step, by name."""
     assert isinstance(optimizer, torch.optim.AdamW)
     shape = tuple(parameter.shape)
     return {"exp_avg": shape, "exp_avg_sq": shape, "step": ()}
@@ -83,7 +83,7 @@ def block_of(name: str) -> str:
 @torch.no_grad()
 def grad_norms_by_block(model: nn.Module, world: World | None = None) -> dict[str, float]:
     """Norm of the gradients that the last step left, by block. Waits for the device: once an epoch, not a step.
-    `world`: the processes among which gradients are split, if they are."""
+    `world`: the processes that gradients are sharded across, if they are."""
     squares: dict[str, Tensor] = {}
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:

@@ -1,4 +1,4 @@
-"""How fast a plan really is here: the first batches of its own data through its own model, timed and thrown away."""
+"""How fast a plan really runs here: the first batches of its own data through its own model, timed and discarded."""
 
 import time
 from contextlib import closing
@@ -24,8 +24,8 @@ class Pace:
 def measure_pace(plan: TrainPlan, limit_s: float, longest_s: float) -> Pace:
     """Go through a few batches again and again: the first time pictures are decoded, later they are there already.
 
-    For `limit_s`, and longer only if that is too short for a few steps; after `longest_s` what was seen must do, even
-    if it is the very first step.
+    For `limit_s`, and longer only if that is too short for a few steps; after `longest_s`, whatever was measured must
+    do, even a single first step.
     """
     state, loader = make_state(plan), make_loader(plan)
     views = (plan.config.tune.views or 1) if plan.config.tune.has_features else 1

@@ -64,7 +64,7 @@ class DataPlan:
 
     @property
     def pictures(self) -> int:
-        """All there should be, missing ones included."""
+        """All pictures the data name, missing ones included."""
         return len(self.train) + len(self.val) + len(self.missing)
 
 
@@ -106,7 +106,7 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Placement:
-    """Where and how it is computed, and why."""
+    """Where and how the run is computed, and why."""
 
     device: Device
     precision: Choice
@@ -255,7 +255,7 @@ def make_plan(
         device = replace(device, memory_bytes=device.memory_bytes // processes_here(ranks))
     if config.runtime.compile:
         check_compiler(device)
-        notes.append("the first step compiles, for up to a minute; forecasts are of steps that are not compiled")
+        notes.append("the first step compiles, for up to a minute; forecasts are for uncompiled steps")
     notes += [*_rate_notes(config, base), *_warmup_notes(config.optim, schedule.total_steps), *_load_notes(decision)]
 
     side_px = kept_side(config.model.image.size_px, drawn=found.train.is_drawn)
@@ -304,12 +304,12 @@ def check_ranks(config: TrainConfig, schedule: Schedule, ranks: int) -> None:
 
 
 def _fit_shards(config: TrainConfig, ranks: int, notes: list[str]) -> TrainConfig:
-    """Whether the model is split among the processes."""
+    """Whether the model is sharded across the processes."""
     if not config.runtime.shard:
         return config
     if config.tune.is_partial or config.runtime.compile:
         other = "--compile" if config.runtime.compile else "--lock or --lora"
-        raise ConfigError(f"--shard does not go with {other}", f"leave out either --shard or {other}")
+        raise ConfigError(f"--shard cannot be combined with {other}", f"leave out either --shard or {other}")
     if ranks == 1:
         notes.append("--shard has no effect in one process; --nproc N starts several")
         return replace(config, runtime=replace(config.runtime, shard=False))
@@ -470,7 +470,7 @@ def _caption_notes(asked: TrainConfig, tokenizer: Tokenizer, fit: CaptionFit, ca
     notes = []
     kind, _, symbols = asked.data.tokenizer.partition(":")
     if kind == "bpe" and tokenizer.vocab_size < int(symbols):
-        notes.append(f"the captions give {tokenizer.vocab_size:,} symbols, not the {int(symbols):,} asked for")
+        notes.append(f"the captions yield {tokenizer.vocab_size:,} symbols, not the {int(symbols):,} asked for")
     if fit.cut:
         notes.append(words_cut(fit.cut, captions, tokenizer))
     return notes
@@ -493,7 +493,7 @@ def _load_notes(decision: Decision) -> list[str]:
 
 
 def _rate_notes(config: TrainConfig, base: Found | None) -> list[str]:
-    """Whoever sets a rate far above the usual one should know."""
+    """Warn about a learning rate far above the usual one."""
     preset = layers.resolve([Layer("preset", {"preset": config.preset})]).optim.lr
     usual = usual_rate(base, config.tune)[0] if base is not None else max(preset, RECIPE_LR)
     if config.optim.lr <= HIGH_RATE * usual:

@@ -1,8 +1,9 @@
 """Before training on an accelerator: does it compute what the CPU computes?
 
 Accelerators have returned wrong numbers without saying so: gradients of one layer, a forgotten bias, a weight that
-never moves, products that go wrong past a length and only after a step of another shape. Any of them trains to nothing.
-So a step of the real shapes is made on both sides and compared, number by number, from the same weights and batch.
+never moves, products that go wrong past a length and only after a step of another shape. With any of these, training
+learns nothing. So a step with the real shapes is made on both sides and compared, number by number, from the same
+weights and batch.
 """
 
 import hashlib
@@ -38,7 +39,7 @@ GRADIENT_FLOOR = 1e-3  # of a typical gradient: below that, two correct devices 
 
 @dataclass(frozen=True)
 class Verification:
-    """What came of it."""
+    """The result of the comparison."""
 
     device: str
     passed: bool
@@ -52,7 +53,7 @@ class Verification:
 
 
 def verify_device(plan: TrainPlan) -> Verification | None:
-    """Compare the plan's device with the CPU, or remember that it agreed before; None where the CPU is the device."""
+    """Compare the plan's device with the CPU, or recall that it agreed before; None if the CPU is the device."""
     if not plan.placement.device.is_accelerator:
         return None
     if words := known_fault(plan.placement.device, plan.forecast.workload):
@@ -99,7 +100,7 @@ def known_fault(device: Device, workload: Workload) -> str | None:
 
 
 def _key(plan: TrainPlan) -> str:
-    """Whatever could change the answer: torch, system, chip, precision and shapes."""
+    """Everything that could change the result: torch, system, chip, precision and shapes."""
     facts = {
         "torch": torch_version(),
         "system": platform.platform(),
@@ -151,7 +152,7 @@ def _compare(plan: TrainPlan) -> str:
 
 
 def _affordable(plan: TrainPlan) -> Workload:
-    """What of the plan's step is compared: all of it, two of its micro-batches and the rest, or two blocks of these."""
+    """How much of the plan's step is compared: all, two of its micro-batches and the rest, or two blocks of these."""
     whole = plan.forecast.workload
     few_pairs = min(whole.batch_size, 2 * whole.kept_pairs + whole.batch_size % whole.kept_pairs)
     few = replace(whole, batch_size=few_pairs)
@@ -159,7 +160,7 @@ def _affordable(plan: TrainPlan) -> Workload:
 
 
 def _is_affordable(plan: TrainPlan, workload: Workload) -> bool:
-    """On the CPU beside the same on the device: in time and in memory."""
+    """Whether the CPU can run it beside the device, in time and in memory."""
     cpu_setting = Setting("cpu", "fp32", int(plan.placement.threads.value))
     step_s = plan.forecast.cost_model.step_s(cpu_setting, workload)
     _, need = plan.forecast.cost_model.memory(cpu_setting, workload)
@@ -209,7 +210,7 @@ class _Sides:
         return _StepTaken(loss, gradients, {name: one.detach().cpu().clone() for name, one in parameters.items()})
 
     def cpu_update(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Where the CPU's optimizer goes from the start with the device's gradients."""
+        """The weights that the CPU's optimizer reaches from the start with the device's gradients."""
         self._reset(self.cpu)
         for name, parameter in self.cpu.model.named_parameters():
             parameter.grad = gradients[name].clone() if name in gradients else None
@@ -255,7 +256,7 @@ def _gradient_errors(mine: _StepTaken, reference: _StepTaken) -> Iterator[tuple[
 def _compare_updates(mine: _StepTaken, expected: dict[str, Tensor], start: dict[str, Tensor]) -> None:
     for name, target in expected.items():
         if not torch.equal(target, start[name]) and torch.equal(mine.weights[name], start[name]):
-            raise _Difference(f"{name} has a gradient and does not move{_known_issue('update')}")
+            raise _Difference(f"{name} has a gradient but does not move{_known_issue('update')}")
         rounding = 1e-6 * float(target.abs().max())
         error = float((mine.weights[name] - target).abs().max())
         if not error <= UPDATE_TOLERANCE * LR + rounding:

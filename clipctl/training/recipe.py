@@ -1,7 +1,8 @@
 """`--recipe auto`: the settings that were left open, decided from the data, the time and the machine.
 
-Each rule was chosen on several datasets by holding out parts of the training data; docs/log.md has the figures, also of
-what lost. A recipe is a layer of settings below everything that was asked for, so that each part can be overridden.
+Each rule was chosen on several datasets by holding out parts of the training data; docs/log.md has the figures,
+including those of what lost. A recipe is a layer of settings below everything that was asked for, so that each part can
+be overridden.
 """
 
 import math
@@ -51,7 +52,7 @@ def data_settings(traits: Traits) -> tuple[dict[str, Any], list[str]]:
     words = [f"{kind} ({traits.flat_share:.0%} of neighbouring pixels are equal)"]
     if traits.repeated >= REPEATED_SHARE:
         values["train.picture_term"] = 1.0
-        words.append(f"a loss between pictures of equal captions ({traits.repeated:.0%} share theirs)")
+        words.append(f"a loss between pictures with equal captions ({traits.repeated:.0%} share theirs)")
     return values, words
 
 
@@ -60,7 +61,7 @@ def data_settings(traits: Traits) -> tuple[dict[str, Any], list[str]]:
 
 @dataclass(frozen=True)
 class Rung:
-    """An image tower of the ladder from cheap to dear."""
+    """An image tower on the ladder from cheap to expensive."""
 
     size_px: int
     width: int
@@ -111,7 +112,7 @@ LEAST_STEPS = 10
 
 FEW_PICTURES = 50_000
 FROM_ADVICE = (
-    "from nothing; with {:,} pictures, starting from a pretrained model is likely to be better: "
+    "from scratch; with {:,} pictures, starting from a pretrained model is likely to be better: "
     "--from openai/clip-vit-base-patch32"
 )
 
@@ -205,7 +206,7 @@ class _Planner:
         return self._timed(plan, pace)
 
     def _timed_in_few_views(self, plan: TrainPlan, pace: Pace) -> TrainPlan:
-        """Features of more views than there is time for epochs would be computed for nothing."""
+        """With more views than there is time for epochs, features would be computed in vain."""
         timed, views = self._timed(plan, pace), plan.config.tune.views
         if not plan.config.tune.has_features or views is None or views <= timed.schedule.epochs:
             return timed
@@ -214,7 +215,7 @@ class _Planner:
         return self._timed(self._make({"tune.views": fewer}), sooner)
 
     def _pace(self, plan: TrainPlan) -> Pace:
-        """Measured, unless the time is too short by far for what is forecast; a forecast can be wrong too."""
+        """Measured, unless the forecast exceeds the time by far; a forecast can be wrong too."""
         assert self.time_s is not None
         forecast = plan.forecast.step_s
         if forecast and (plan.memory_problem() or LEAST_STEPS * forecast.value > FORECAST_TRUST * self.time_s):
@@ -255,7 +256,7 @@ class _Planner:
     # --- both -------------------------------------------------------------------------------------------------------
 
     def _ladder(self) -> list[Rung]:
-        """Towers for pictures of this size: none is enlarged."""
+        """Towers for pictures of this size: no picture is enlarged."""
         rungs = CLIP_RUNGS if self.config.layout == "clip" else RUNGS
         return [rung for rung in rungs if rung.size_px <= max(rungs[0].size_px, self.traits.side_px)]
 

@@ -29,7 +29,7 @@ class SaveCadence:
         self._tried_s = time.monotonic()
 
     def due(self, *, step: int, epoch: int | None = None) -> bool:
-        """At the end of an epoch `epoch` is given, the first is 1; within one it is None."""
+        """`epoch` is given at the end of an epoch (the first is 1); within one it is None."""
         match self._every.unit:
             case "epochs":
                 return epoch is not None and epoch % self._every.count == 0
@@ -43,8 +43,8 @@ class SaveCadence:
 
 
 class Saver:
-    """Saves nothing; says which moments of a run are saved. With several processes, those that do not own the run
-    directory have this one: they lend their part of the model to the one that does."""
+    """Saves nothing; defines which moments of a run are saved. With several processes, those that do not own the run
+    directory have this one: they send their part of the model to the one that does."""
 
     def is_due(self, state: TrainState) -> bool:
         """Whether it is time in the middle of an epoch."""
@@ -55,7 +55,7 @@ class Saver:
         answer_requests(state)
 
     def try_to_save(self, state: TrainState, course: Course) -> None:
-        """Save; if that fails, say so and go on: space may be found before the next time, the work is still here."""
+        """Save; if that fails, say so and continue: there may be space by the next time, and nothing is lost yet."""
         answer_requests(state)
 
     def follow(self, plan: TrainPlan, state: TrainState, course: Course) -> None:
@@ -125,7 +125,7 @@ class RunSaver(Saver):
             self._journal.save_failed(state.step, str(error))
 
     def _save(self, state: TrainState, course: Course, tensors: Tensors) -> None:
-        """Save all that going on exactly needs. Within an epoch there is no score, so it is never the best."""
+        """Save everything that an exact resume needs. Within an epoch there is no score, so it is never the best."""
         started = time.perf_counter()
         if names := nonfinite_tensors(tensors):
             raise TrainingError(f"{names[0]} is not finite at step {state.step}; nothing was saved", self.way_out())
@@ -175,7 +175,7 @@ class RunSaver(Saver):
         return SaveError(f"the checkpoint of step {step} could not be saved ({reason}); {older}", hint)
 
     def way_out(self) -> str:
-        """What to do about a training that has diverged."""
+        """What to do about a run that has diverged."""
         lower = f"--lr {self._plan.config.optim.lr / 2:g}"
         if self._saved is None:
             return f"there is no checkpoint yet; start again with {lower}"
@@ -186,7 +186,7 @@ class RunSaver(Saver):
 
 
 def plan_facts(plan: TrainPlan) -> dict[str, Any]:
-    """What a checkpoint says of the plan it was made under."""
+    """What a checkpoint records about its plan."""
     return {
         "config": layers.to_dict(plan.config),
         "data_fingerprint": plan.data.fingerprint,

@@ -1,6 +1,6 @@
-"""A training from the first question to the last answer: settings → plan → checks → run directory → loop.
+"""A training run from start to finish: settings → plan → checks → run directory → loop.
 
-The command line renders what happens here; a Python program that calls it gets the same checks:
+The command line only displays what happens here; a Python program that calls it gets the same checks:
 
     session = prepare([Layer("my program", {"data.source": "photos", "train.epochs": 20})])
     summary = session.train()
@@ -40,7 +40,7 @@ from clipctl.training.tuning import base_layer, open_base
 
 @dataclass(frozen=True)
 class Session:
-    """A training that can begin: what was decided, and where it will be written. Nothing is written yet."""
+    """A run that is ready to begin: what was decided, and where it will be written. Nothing is written yet."""
 
     plan: TrainPlan
     root: Path  # for a new run
@@ -60,8 +60,8 @@ class Session:
         return self.run is not None and self.step >= self.plan.schedule.total_steps
 
     def checked(self, *, allow_unverified_device: bool = False, tell: Tell = silent) -> "Session":
-        """The session after checking memory, disk and device; raises if one does not suffice. If an accelerator gives
-        other results than the CPU, `auto` falls back to the CPU, unless the run has begun already."""
+        """The session after checking memory, disk and device; raises if any of them will not do. If an accelerator
+        gives other results than the CPU, `auto` falls back to the CPU, unless the run has begun already."""
         if self.is_checked:
             return self
         if self.run is None:
@@ -84,7 +84,7 @@ class Session:
             raise problem
 
     def opened(self) -> "Session":
-        """The session with its run directory: made now if the run is new."""
+        """The session with its run directory, which is created now if the run is new."""
         if self.run is not None:
             return self
         base, preset = self.plan.base, self.plan.config.preset
@@ -106,7 +106,7 @@ class Session:
             session.close()
 
     def close(self) -> None:
-        """Let go of the run directory; one that was refused before it began is removed."""
+        """Release the run directory; that of a run refused before it began is removed."""
         if self.run is not None and (self.world is None or self.world.is_first):
             self.run.release()
             self.run.remove_if_stillborn()
@@ -121,9 +121,9 @@ def prepare(
     spent_s: float = 0.0,
     ranks: int = 1,
 ) -> Session:
-    """A new run of what was asked for, later layers over earlier ones, over a recipe for what was left open. `spent_s`:
-    how long the user has been waiting already, which counts if the run has a time limit. `ranks`: how many processes
-    are to train together."""
+    """A new run as asked for, later layers over earlier ones, all over a recipe for what was left open. `spent_s`: how
+    long the user has been waiting already, which counts if the run has a time limit. `ranks`: how many processes are to
+    train together."""
     config = layers.resolve(asked)
     base = open_base(runs_root(root), config, asked, tell)
     if base is not None:
@@ -182,7 +182,7 @@ def resume_run(
     ranks: int = 1,
 ) -> Session:
     """Verify the checkpoint and compare settings, data and machine, before anything is touched. `which` is best, last
-    or a step; None: the newest whole one."""
+    or a step; None: the newest intact one."""
     if any("train.time" in layer.values for layer in asked):
         raise ConfigError(
             "--time cannot be changed on resume: the run keeps its number of steps", "use --epochs or --steps"
@@ -217,13 +217,13 @@ def resume_run(
 
 
 def other_data(run: RunDir, before: TrainConfig, now: TrainConfig) -> DataError:
-    """The data are not those that the run was trained on: others were named, or they have changed."""
+    """The error if the data are not those that the run was trained on: others were named, or they have changed."""
     trained_on, given = (" + ".join(config.data.source) for config in (before, now))
     anew = f"clipctl train {shlex.join(now.data.source)} --from {run.handle} starts a new run from its model"
     if given != trained_on:
         return DataError(
             f"the run was trained on {trained_on} and was given {given}: pictures or captions differ",
-            f"leave out {given} to go on, or pass --allow-change to go on with it; {anew}",
+            f"leave out {given} to continue, or pass --allow-change to continue with it; {anew}",
         )
     return DataError(
         f"{given} has changed since the run was stopped: pictures or captions differ",
@@ -264,7 +264,7 @@ def _verified(plan: TrainPlan, *, allow_unverified: bool, may_change: bool, tell
 
 
 def _out_of_memory(plan: TrainPlan) -> DeviceError:
-    """Where smaller micro-batches did not help: not in a step, or not even one pair at a time."""
+    """The error when smaller micro-batches did not help: memory ran out outside a step, or with a single pair."""
     micro_batch = plan.config.train.micro_batch or plan.config.train.batch_size
     hint = f"try --micro-batch {micro_batch // 2}" if micro_batch > 1 else "choose a smaller --preset"
     return DeviceError(f"{plan.placement.device.kind} is out of memory", hint)

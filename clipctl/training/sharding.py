@@ -1,8 +1,8 @@
 """Each process keeps only its part of weights, gradients and moments (FSDP), for models beyond one device's memory.
 
-A block's weights are gathered when it is computed, and let go of again; what the processes find for them is summed, and
-each keeps its part of the sum. So all processes must make the same passes through the model. The temperature, a single
-number, is whole everywhere.
+A block's weights are gathered when it is computed, and freed afterwards; its gradients are summed over the processes,
+and each keeps its part of the sum. So all processes must make the same passes through the model. The temperature, a
+single number, is whole everywhere.
 """
 
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def shard(model: Clip, device: torch.device, world: World) -> None:
-    """From here on, this process keeps its part of the towers, on its device. Parameters are replaced by others."""
+    """Shard the towers: from here on, this process keeps only its part, on its device. Parameters are replaced."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
@@ -38,22 +38,22 @@ def shard(model: Clip, device: torch.device, world: World) -> None:
 
 
 def is_split(tensor: Tensor) -> "TypeGuard[DTensor]":
-    """Whether other processes keep parts of it."""
+    """Whether other processes keep parts of the tensor."""
     return hasattr(tensor, "to_local")
 
 
 def own_part(tensor: Tensor) -> Tensor:
-    """What this process keeps."""
+    """The part that this process keeps."""
     return tensor.to_local() if is_split(tensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All parts together; every process must ask at the same time."""
+    """All parts together; every process must call this at the same time."""
     return tensor.full_tensor() if is_split(tensor) else tensor
 
 
 def part_like(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
-    """This process's part of a whole tensor, split as a parameter is. Nothing is sent: all have the whole."""
+    """This process's part of a whole tensor, sharded as a parameter is. Nothing is sent: all have the whole."""
     if not is_split(parameter) or tensor.shape != parameter.shape:
         return tensor
     from torch.distributed.tensor import distribute_tensor
@@ -62,7 +62,7 @@ def part_like(tensor: Tensor, parameter: nn.Parameter) -> Tensor:
 
 
 def sum_of_squares(gradients: Iterable[Tensor], world: World) -> Tensor:
-    """Of all their numbers, in whichever process they are."""
+    """The sum over all their numbers, in whichever process they are."""
     split, kept_whole = list[Tensor](), list[Tensor]()
     for gradient in gradients:
         (split if is_split(gradient) else kept_whole).append(own_part(gradient).square().sum())
@@ -71,7 +71,7 @@ def sum_of_squares(gradients: Iterable[Tensor], world: World) -> Tensor:
 
 
 def clip_gradients(gradients: list[Tensor], most: float | None, world: World) -> Tensor:
-    """Scale all gradients down to the norm `most`, if theirs is larger; returns theirs."""
+    """Scale all gradients down to the norm `most`, if theirs is larger; returns their norm."""
     norm = sum_of_squares(gradients, world).sqrt()
     if most is not None:
         factor = (most / (norm + 1e-6)).clamp(max=1.0)

@@ -1,4 +1,4 @@
-"""Everything a run needs to go on bit for bit, and how its tensors are laid out in a checkpoint."""
+"""Everything a run needs to continue bit for bit, and how its tensors are laid out in a checkpoint."""
 
 import os
 import re
@@ -85,7 +85,7 @@ def fresh_state(
     is_placed: bool = True,
 ) -> TrainState:
     """A new model and optimizer. Initialised on the CPU, so that a seed means the same on every device; with the
-    weights of a `base`, if there is one. Not placed, the model stays there."""
+    weights of a `base`, if there is one. If not placed, the model stays there."""
     torch.set_num_threads(threads)
     keep_freed_memory()
     torch.manual_seed(config.train.seed)
@@ -117,7 +117,7 @@ Tensors = dict[str, dict[str, Tensor]]  # by file of a checkpoint, then by name
 
 
 def tensors_of(state: TrainState) -> Tensors:
-    """What a checkpoint holds. If the model is split, all processes must ask, and get the whole, on the CPU."""
+    """What a checkpoint holds. If the model is sharded, all processes must call this, and get the whole, on the CPU."""
     files = {MODEL: _model_tensors(state), OPTIMIZER: _optimizer_tensors(state)}
     if not state.is_sharded:
         return files
@@ -125,14 +125,14 @@ def tensors_of(state: TrainState) -> Tensors:
 
 
 def answer_requests(state: TrainState) -> None:
-    """Hand this process's parts to rank 0 as often as it asks, until it says that this is all."""
+    """Send this process's parts to rank 0 as often as it asks, until it says that it is done."""
     while state.is_sharded and state.world is not None and state.world.from_first(None):
         tensors_of(state)
 
 
 @contextmanager
 def gathering(state: TrainState) -> Iterator[Callable[[], Tensors]]:
-    """On rank 0, while the others lend their parts: yields a way to get the tensors of a checkpoint."""
+    """On rank 0, while the others answer its requests: yields a function that returns the tensors of a checkpoint."""
     world = state.world if state.is_sharded else None
 
     def ask() -> Tensors:
@@ -168,14 +168,14 @@ def write_tensors(files: Tensors, directory: Path) -> None:
 
 
 def _os_error(error: SafetensorError) -> OSError:
-    """The error of the system that safetensors wraps in words: `… No space left on device (os error 28)`."""
+    """The system error that safetensors wraps in text: `… No space left on device (os error 28)`."""
     number = re.search(r"\(os error (\d+)\)", str(error))
     return OSError(int(number[1]), os.strerror(int(number[1]))) if number else OSError(str(error))
 
 
 def read_tensors(state: TrainState, checkpoint: Checkpoint) -> None:
     """Put the tensors of a checkpoint into `state`. Every byte is checked first, then every name, type and shape, then
-    every number: right sums prove who wrote a file, not what."""
+    every number: matching checksums prove who wrote a file, not what is in it."""
     checkpoint = checkpoint.verified()
     model, optimizer = checkpoint.file(MODEL), checkpoint.file(OPTIMIZER)
     check_shapes(model, {name: tuple(tensor.shape) for name, tensor in _model_tensors(state).items()})
@@ -197,15 +197,15 @@ def read_tensors(state: TrainState, checkpoint: Checkpoint) -> None:
 
 
 def in_passes(state: TrainState, batch: Batch, micro_batch: int, most_pairs: int) -> list[Batch]:
-    """The parts of a batch that go through the model one after the other. Processes among which it is split must all
-    make the same number of passes, so that number follows from the largest batch of any: `most_pairs`."""
+    """The parts of a batch that go through the model one after the other. If it is sharded, all processes must make the
+    same number of passes, which follows from the largest batch of any: `most_pairs`."""
     if not state.is_sharded:
         return batch.split(micro_batch)
     return batch.split_evenly(-(-most_pairs // micro_batch))
 
 
 def share_state(state: TrainState, world: World) -> None:
-    """Give every process the state of rank 0: what it made, or read from a checkpoint."""
+    """Give every process the state of rank 0, whether new or read from a checkpoint."""
     state.world = world
     world.copy_from_first(state.model.state_dict().values())
     state.step, state.micro_batch = world.from_first((state.step, state.micro_batch))
@@ -230,7 +230,7 @@ def shard_state(state: TrainState, config: TrainConfig) -> None:
 
 
 def _optimizer_shapes(state: TrainState, header: dict[str, TensorInfo]) -> dict[str, tuple[int, ...]]:
-    """What the optimizer keeps for every parameter, once it has made a step, and the random states as they are."""
+    """What the optimizer keeps for every parameter after its first step, and the random states as they are."""
     shapes = {"rng.cpu": tuple(torch.get_rng_state().shape)}
     if "rng.device" in header:
         shapes["rng.device"] = header["rng.device"].shape

@@ -1,4 +1,4 @@
-"""Ctrl-C, SIGTERM and SIGHUP: the first asks the loop to finish its step and save, a second Ctrl-C leaves at once."""
+"""Ctrl-C, SIGTERM and SIGHUP: the first asks the loop to finish its step and save, a second Ctrl-C quits at once."""
 
 import os
 import signal

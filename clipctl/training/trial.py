@@ -1,4 +1,4 @@
-"""Real training steps made only to be timed: by the benchmark, and where `auto` has to decide."""
+"""Real training steps run only to be timed: by the benchmark, and when `auto` has to decide."""
 
 from collections.abc import Callable, Sequence
 from concurrent.futures.process import BrokenProcessPool
@@ -45,7 +45,7 @@ def trial_batch(workload: Workload, seed: int = 0) -> Batch:
 
 @dataclass(frozen=True)
 class Task:
-    """Steps to make under several settings."""
+    """Steps to time under several settings."""
 
     config: TrainConfig
     workload: Workload
@@ -53,7 +53,7 @@ class Task:
 
 
 class Trial:
-    """The steps of a task, ready to be timed again and again. Settings that only compute otherwise share a state."""
+    """The steps of a task, ready to be timed repeatedly. Settings that only compute differently share a state."""
 
     def __init__(self, task: Task) -> None:
         runtime = replace(task.config.runtime, recompute=task.workload.recompute, compile=False)
@@ -131,8 +131,8 @@ Measured = tuple[dict[Setting, Timing], int | None]
 
 
 class TrialProcess:
-    """Tasks in a process of their own: its peak memory is theirs, and if the system kills it, only it is gone. They are
-    kept ready in it, so that visits can be spread over minutes."""
+    """Tasks in a process of their own: its peak memory is theirs, and if the system kills it, nothing else is lost.
+    They are kept ready in it, so that timing can be spread over minutes."""
 
     def __init__(self, tasks: Sequence[Task]) -> None:
         self._tasks = tasks
@@ -142,7 +142,7 @@ class TrialProcess:
         try:
             return self._process.submit(_visit, self._tasks, limit_s, min_samples).result()
         except BrokenProcessPool:
-            words = "the system ended the steps, most likely because memory ran out"
+            words = "the system killed the process, most likely because memory ran out"
         except (RuntimeError, MemoryError) as error:
             words = "out of memory" if is_out_of_memory(error) else str(error).strip().splitlines()[0]
         last = self._tasks[-1]
@@ -176,9 +176,9 @@ def _peak_bytes(label: str) -> int:
 
 
 def probe_rates(device: Device, precision: str, threads: int) -> Rates:
-    """What a product of matrices reaches in a precision. Costs milliseconds even where that precision is emulated:
-    a small product tells first whether a larger one can be afforded. No device emulates fp32: if a small product is
-    slow there, another program was busy."""
+    """The speed of a matrix product in a precision. Costs milliseconds even if that precision is emulated: a small
+    product tells first whether a larger one can be afforded. No device emulates fp32: if a small product is slow there,
+    another program was busy."""
     torch.set_num_threads(threads)
     gflops = 0.0
     with suppress(RuntimeError, TypeError):  # a precision that the device does not know reaches nothing
@@ -204,7 +204,7 @@ def attention_for(setting: Setting, workload: Workload) -> str:
 
 
 def time_attention(setting: Setting, workload: Workload) -> list[AttentionTimes]:
-    """Both ways for every shape of a workload, taking turns; none where a device knows only one of them."""
+    """Both ways for every shape of a workload, taking turns; none if a device has only one of them."""
     torch.set_num_threads(setting.threads)
     device, times = open_device(setting.device), []
     for shape in workload.attention_shapes:

@@ -1,4 +1,4 @@
-"""Training further from a model that has learnt already: which one, in which shape, and by which settings.
+"""Fine-tuning: from which model, in which shape, and with which settings.
 
 The rules follow what is known of fine-tuning CLIP: small rates, a warm-up that is a share of the run, and the less data
 there are, the less of the model is trained. Each can be overridden.
@@ -31,7 +31,7 @@ MAX_VIEWS, VIEWED_PICTURES = 8, 16_000  # views × pictures, of which features a
 
 
 def open_base(root: Path, config: TrainConfig, asked: Sequence[Layer], tell: Tell = silent) -> Found | None:
-    """The model to start from, in the shape that was asked for; None: from nothing."""
+    """The model to start from, in the shape that was asked for; None: from scratch."""
     if config.tune.base is None:
         return None
     _check_asked(asked)
@@ -40,7 +40,7 @@ def open_base(root: Path, config: TrainConfig, asked: Sequence[Layer], tell: Tel
 
 
 def base_layer(base: Found) -> Layer:
-    """Settings that come with a base: its shape, and its loss."""
+    """Settings that come with a base: its shape and its loss."""
     shape = {key: value for key, value in to_layer(base.model.config).values.items() if key.startswith("model.")}
     pinned = {"tune.revision": base.revision} if base.revision else {}
     return Layer("the base", {**shape, "train.loss": base.model.config.train.loss, **pinned})
@@ -52,7 +52,7 @@ def tuning_settings(traits: Traits, base: Found, asked: TuneConfig, keys: set[st
     batch_size = max(MIN_BATCH, min(MAX_BATCH, pictures // MIN_STEPS_PER_EPOCH))
     tower = cost.image_parameters(model.image, model.embed_dim)
     values: dict[str, Any] = {"train.batch_size": batch_size, "optim.weight_decay": 0.1, "save.every": "1min"}
-    words = [f"starts from {base.identity.name}: judged before the first step, and never worse at its best"]
+    words = [f"starts from {base.identity.name}: evaluated before the first step; RUN@best is never worse"]
     tune = asked
     if "tune.lock" not in keys and asked.lora is None and tower >= LARGE_TOWER and pictures < LOCKED_BELOW:
         values["tune.lock"] = "image"
@@ -78,9 +78,9 @@ def usual_rate(base: Found, tune: TuneConfig) -> tuple[float, str]:
         return PROJECTION_LR, "only projections are trained"
     if base.metrics:
         own = base.model.config.optim.lr
-        return OWN_LR_SHARE * own, f"{OWN_LR_SHARE:.0%} of what the base was trained with"
+        return OWN_LR_SHARE * own, f"{OWN_LR_SHARE:.0%} of the base's own"
     if tune.locked:
-        return LOCKED_LR, "a locked tower cannot be unlearnt"
+        return LOCKED_LR, "a locked tower cannot forget"
     return FULL_LR, "higher ones make a pretrained model forget"
 
 
@@ -93,13 +93,13 @@ def _check_asked(asked: Sequence[Layer]) -> None:
     for layer in asked:
         for key in layer.values:
             if key == "preset" or (key.startswith("model.") and key not in _OWN_KEYS):
-                raise ConfigError(f"{key} cannot be set with --from: the model has its shape already", "leave it out")
+                raise ConfigError(f"{key} cannot be set with --from: the model already has its shape", "leave it out")
             if key == "data.tokenizer":
                 raise ConfigError("--tokenizer cannot be set with --from: the model brings its own", "leave it out")
 
 
 def _resized(found: Found, config: TrainConfig, asked: Sequence[Layer]) -> Found:
-    """For pictures of another size, if that was asked for."""
+    """The model for pictures of another size, if that was asked for."""
     before = found.model.config.model.image
     size_px = config.model.image.size_px
     if not any("model.image.size_px" in layer.values for layer in asked) or size_px == before.size_px:

@@ -178,8 +178,8 @@ def test_held_out_data_of_ones_own_and_leakage(tmp_path):
     data = open_data(config_of(path, val=str(other / "v.csv")))
     assert (len(data.train), len(data.val)) == (10, 2)
     assert leakage_notes(leakage_of(data.train, data.val)) == [
-        "1 held-out pictures are also in the training set: scores will look too good",
-        "1 held-out captions also belong to training pictures",
+        "1 held-out picture is also in the training set: scores will look too good",
+        "1 held-out caption also belongs to training pictures",
     ]
 
 

@@ -239,4 +239,4 @@ def test_a_stop_saves_all_parts_and_one_process_goes_on(root):
 
 def test_what_does_not_go_with_shards(root):
     done = run_to_end(root, "--nproc", "2", "--shard", "--compile", "--dry-run")
-    assert done.returncode == 2 and "--shard does not go with --compile" in done.stderr
+    assert done.returncode == 2 and "--shard cannot be combined with --compile" in done.stderr

@@ -130,10 +130,10 @@ YAML_BOMBS = {
 @pytest.mark.parametrize("text", YAML_BOMBS.values(), ids=YAML_BOMBS)
 def test_yaml_that_would_grow(tmp_path, text):
     (tmp_path / "config.yaml").write_text(text)
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(ConfigError) as error:
         resolve([load_yaml(tmp_path / "config.yaml")])
-    assert time.monotonic() - started < LIMIT_S
+    assert time.process_time() - started < LIMIT_S
     assert all(len(str(problem)) < 400 for problem in error.value.problems) and len(error.value.problems) <= 20
 
 
@@ -326,7 +326,7 @@ def test_a_closed_terminal_saves(tmp_path, unbroken, workers):
     wait_for_epochs(run, 2)
     os.killpg(process.pid, signal.SIGHUP)
     code, _, stderr = finish(process)
-    assert code == 129 and ", saved. Go on: " in stderr, stderr
+    assert code == 129 and ", saved. To continue: " in stderr, stderr
     assert run.status().state == "stopped"
     last = CheckpointStore(run).last()
     assert last.step == run.status().step
@@ -540,10 +540,10 @@ def test_tar_headers_that_lie(home, tmp_path, content):
     with path.open("wb") as file:
         file.write(content + bytes(1024))
         file.truncate(4 * 2**30)  # so that there is as much as a header may claim
-    started = time.monotonic()
+    started = time.process_time()
     with pytest.raises(DataError, match=r"is not a tar file|cut off or damaged|has no captions"):
         open_index(str(path), Hints())
-    assert time.monotonic() - started < LIMIT_S
+    assert time.process_time() - started < LIMIT_S
 
 
 @pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT])

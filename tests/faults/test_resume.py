@@ -29,7 +29,7 @@ def test_a_stopped_run_saves_and_goes_on_to_the_same_weights(tmp_path, unbroken,
     os.killpg(process.pid, number)
     returncode, _, stderr = finish(process)
     assert returncode == code, stderr
-    assert f", saved. Go on: clipctl train --resume {run.path}\n" in stderr
+    assert f", saved. To continue: clipctl train --resume {run.path}\n" in stderr
     assert "error" not in stderr and "Traceback" not in stderr
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive

@@ -15,7 +15,7 @@ def browse(
     device: options.DeviceOf = "cpu",
     runs_dir: options.RunsDir = None,
 ) -> None:
-    """Search pictures on a page in the browser, on this machine only."""
+    """Search pictures in the browser, on this machine only."""
     with output.counting("embedding", "loading the model") as (tell, progress):
         from clipctl.report.browse import Searcher, Server
 

@@ -81,7 +81,7 @@ def verify(
 
 
 def verify_indexes(texts: list[str], *, quiet: bool) -> list[dict[str, Any]]:
-    """Check those that name an index of embeddings."""
+    """Check the arguments that name an index of embeddings."""
     from clipctl import files
     from clipctl.cli.views.checkpoint import index_line
 

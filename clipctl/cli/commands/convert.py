@@ -1,4 +1,4 @@
-"""clipctl checkpoint import | export: models from elsewhere, and models for elsewhere."""
+"""clipctl checkpoint import | export: models from other libraries, and for them."""
 
 from collections.abc import Callable
 from dataclasses import asdict
@@ -24,7 +24,7 @@ def import_(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Import a model of transformers, open_clip or OpenAI, from a directory or the hub."""
+    """Import a transformers, open_clip or OpenAI model, from a directory or the hub."""
     from clipctl.cli.views.convert import imported_text
     from clipctl.runs.rundir import runs_root
 
@@ -60,7 +60,7 @@ def export(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Export a model for other programs, and check that they compute the same with it."""
+    """Export a model for other programs, and check that it gives the same results there."""
     from clipctl.cli.views.convert import exported_text
     from clipctl.runs.rundir import runs_root
 
@@ -86,7 +86,7 @@ def export(
 
 
 def written(found: "Found", out: Path, to: str, *, int8: bool) -> tuple[str, ...]:
-    """Writes an export, and returns the libraries that it is for."""
+    """Write an export; returns the libraries that it is for."""
     from clipctl.interop import export as exports
 
     card = card_of(found, out)
@@ -108,12 +108,12 @@ def written(found: "Found", out: Path, to: str, *, int8: bool) -> tuple[str, ...
 
 
 def judged(found: "Found", out: Path, libraries: tuple[str, ...], *, int8: bool, tell: "Tell") -> dict[str, Any]:
-    """The proof that an export computes the same; and if it was rounded to 8 bits, what that costs and gains."""
+    """The proof that an export computes the same; with 8-bit weights, also what they cost and gain."""
     from clipctl.interop.proof import prove
 
     if not libraries:
         return {"proofs": []}
-    tell("comparing with what reads it")
+    tell("comparing with the libraries that read it")
     proofs: dict[str, Any] = {"proofs": [asdict(one) for one in prove(found.model, out, libraries)]}
     if not int8:
         return proofs

@@ -54,7 +54,7 @@ def inspect(
 
 
 def train_command(layers: "list[Layer]") -> str:
-    """`clipctl train` with the data and the settings that were given here."""
+    """`clipctl train` with the data and settings given here."""
     data, settings = list[str](), list[str]()
     for layer in layers:
         if layer.origin == "DATA":
@@ -69,7 +69,7 @@ def train_command(layers: "list[Layer]") -> str:
 
 
 def model_speed(config: "TrainConfig", vocabulary: int) -> float | None:
-    """Pictures a second that the model could train on, on the CPU, by what was measured on this machine."""
+    """Pictures per second that the model can train on, on the CPU, from this machine's measurements."""
     from dataclasses import replace
 
     from clipctl.hardware import cpu
@@ -123,7 +123,7 @@ def suspects(
     from clipctl.data.sheet import check_sheet
 
     if folds == 1:
-        raise ConfigError("--folds must be 2 or more: each part is judged by a model trained on the others")
+        raise ConfigError("--folds must be 2 or more: each fold is judged by a model trained on the others")
     if sheet:
         check_sheet(sheet)
     if out and not out.parent.is_dir():

@@ -28,7 +28,7 @@ MARGIN = 8  # the verdict and two gaps
 
 
 def doctor(issue: options.Issue = False, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:
-    """Check whether this machine is ready for training, and how to fix what is not; exit 3 if anything is bad."""
+    """Check whether this machine is ready for training, and say how to fix any problem; exit 3 if anything is bad."""
     from clipctl.doctor.checkup import checkup
     from clipctl.runs.rundir import runs_root
 
@@ -84,7 +84,7 @@ def summary(counts: "Counter[str]") -> str:
 
 
 def paste(findings: "list[Finding]") -> str:
-    """Versions, machine, devices and whatever is not ok, without anything that identifies the user or the machine."""
+    """Versions, machine, devices and whatever is not ok, with nothing that identifies the user or the machine."""
     chosen = [one for one in findings if one.verdict != "ok" or one.name in ALWAYS_PASTED]
     name_width = max((len(one.name) for one in chosen), default=0)
     lines = [f"clipctl {clipctl.__version__} on {platform.platform()}"]

@@ -59,7 +59,7 @@ def embed(
 def opened(
     model: str, places: list[str], device: str, runs_dir: str | None, tell: "Tell", world: "World | None"
 ) -> "tuple[Embedder, Gallery]":
-    """The model, and the pictures that it is to embed."""
+    """The model, and the pictures to embed with it."""
     from clipctl.inference.embedder import load
     from clipctl.inference.gallery import open_gallery
     from clipctl.inference.refresh import check_same

@@ -93,7 +93,7 @@ def evaluate(
 
 
 def opened(config: "DataConfig", *, is_own: bool, of: "DataConfig", tell: "Tell") -> "tuple[Source, Source | None]":
-    """What to judge by, and the training pictures of the model, if they are still there."""
+    """The data to evaluate on, and the model's training pictures, if they still exist."""
     from clipctl.data.catalog import open_held_out, read_data
     from clipctl.errors import DataError
 

@@ -8,7 +8,7 @@ from clipctl.cli import options
 
 
 def help_(context: typer.Context, command: options.CommandWords = None) -> None:
-    """Explain a command, as --help after it does."""
+    """Explain a command; the same as COMMAND --help."""
     found: Any = context.find_root()
     for word in command or []:
         with found.scope(cleanup=False):

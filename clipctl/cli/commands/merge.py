@@ -12,13 +12,13 @@ def merge(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Interpolate two models, or average several; with several --alpha, judge each and keep the best."""
+    """Interpolate two models, or average several; with several --alpha, evaluate each and keep the best."""
     from clipctl.cli.views.convert import merged_text
     from clipctl.runs.rundir import runs_root
 
     alphas = parse_alphas(alpha, two=len(models) == 2)
     if out is None and len(alphas) < 2 and data is None:
-        raise ConfigError("nothing to do: neither -o nor data to judge by", "add -o DIR, --data DATA, or more --alpha")
+        raise ConfigError("nothing to do: neither -o nor evaluation data", "add -o DIR, --data DATA, or more --alpha")
     with output.counting("embedding", "reading the models") as (_, progress):
         from clipctl.inference.merging import best_of, candidates, data_to_judge_by, read_models
         from clipctl.interop.card import Card

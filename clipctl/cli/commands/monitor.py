@@ -22,7 +22,7 @@ def monitor(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Watch a run from a second terminal; it warns if something goes wrong."""
+    """Watch a run from a second terminal; warns if something goes wrong."""
     from clipctl.cli import screen
     from clipctl.cli.terminal import ends_by_exception
     from clipctl.monitor.runs import find_run, look_surely
@@ -72,7 +72,7 @@ def theme_of(name: str) -> str:
 
 
 def check_pictures(svg: Path | None, png: Path | None) -> None:
-    """Raise if a picture would be written under the name of another format."""
+    """Raise if a picture would be saved with the suffix of another format."""
     for path, kind, other in ((svg, "svg", "png"), (png, "png", "svg")):
         if path is not None and path.suffix.lower() != f".{kind}":
             hint = f"--{other} {path}" if path.suffix.lower() == f".{other}" else f"--{kind} {path.name}.{kind}"

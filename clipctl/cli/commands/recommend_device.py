@@ -78,7 +78,7 @@ def scales_of(
     network: "Network",
     price: float | None,
 ) -> "list[Scale]":
-    """Several machines like this one, with the device that is recommended."""
+    """Forecasts for several machines like this one, with the recommended device."""
     from clipctl.bench.scaling import node_counts, scale
 
     setting = next((one.ranked.setting for one in answer.candidates if one.device == answer.device), None)

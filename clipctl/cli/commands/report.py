@@ -46,7 +46,7 @@ def report(
 
 
 def retrievals(run: "RunDir", tell: "Tell") -> "tuple[list[Find] | None, str]":
-    """What the best model finds; None, and why, if model or data are not there any more."""
+    """What the best model finds; None, and why, if the model or its data no longer exist."""
     tell("embedding the held-out pictures")
     from clipctl.report.retrieval import best_and_worst
 

@@ -79,7 +79,7 @@ def compare(
 
 
 def find_each(root: "Path", names: list[str]) -> "list[RunDir]":
-    """The runs that are named, each once."""
+    """The named runs, each once."""
     from clipctl.runs.rundir import RunDir
 
     found = {run.path.absolute(): run for run in (RunDir.find(root, name) for name in names)}

@@ -23,7 +23,7 @@ INTERPRETER_S = 0.3  # from the prompt to here, which counts if the run has a ti
 
 class TrainCommand(LightCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`--resume` may stand alone: give it an empty value then."""
+        """`--resume` may stand alone; it then gets an empty value."""
         for position, argument in enumerate(args):
             if argument == "--resume" and (position + 1 == len(args) or args[position + 1].startswith("-")):
                 args = [*args[: position + 1], "", *args[position + 1 :]]
@@ -70,7 +70,7 @@ def train(
             return
         if nproc is not None and nproc > 1 and not dry_run:
             torchrun.start(nproc, torchrun.without_processes(sys.argv[1:]))
-        with output.saying("looking at data and machine") as tell, nullcontext() if dry_run else planning(root):
+        with output.saying("looking at the data and the machine") as tell, nullcontext() if dry_run else planning(root):
             session = make_session(asked, root, name, resume, world, nproc, allow_change, tell, started_s)
         show_notes(session.notes)
         if dry_run:
@@ -103,7 +103,7 @@ def make_session(
     tell: "Tell",
     started_s: float,
 ) -> "Session":
-    """A new run or one that goes on, of one process or several."""
+    """A new run or a resumed one, in one process or several."""
     from clipctl.training import session as sessions
 
     ranks = nproc or 1
@@ -135,7 +135,7 @@ def show_notes(notes: "Iterable[str]") -> None:
 
 
 def check_settings(asked: "list[Layer]") -> None:
-    """Raise if a setting is invalid, or data are not there."""
+    """Raise if a setting is invalid or the data do not exist."""
     from clipctl.config.layers import resolve
     from clipctl.config.sections import is_synthetic
     from clipctl.data.formats.recognise import check_place

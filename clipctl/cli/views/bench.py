@@ -104,7 +104,7 @@ def _step_table(result: BenchResult) -> Text | None:
 
 
 def _step_lines(row: BenchRow) -> list[tuple[str, ...]]:
-    """A step's figures beside its name, or below it if it is long."""
+    """A step's figures beside its name, or below it if the name is long."""
     figures = (
         str(row.size),
         row.setting,

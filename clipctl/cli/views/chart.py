@@ -98,7 +98,7 @@ class Canvas:
 
 
 def chart(curves: Sequence[Curve], width: int, height: int, axes: Axes = Axes()) -> list[Text]:  # noqa: B008 (frozen)
-    """`height` lines of `width` characters: the curves, a scale on the left, and where they begin and end below."""
+    """`height` lines of `width` characters: the curves, a scale on the left, where they begin and end below."""
     rows, columns = height - 1, width - LABEL_WIDTH - 1
     points = [point for curve in curves for point in curve.points]
     if rows < 2 or columns < 4 or not points:
@@ -124,7 +124,7 @@ def chart(curves: Sequence[Curve], width: int, height: int, axes: Axes = Axes())
 
 
 def _labels(scale: "_Scale", rows: int, axes: Axes) -> dict[int, str]:
-    """What stands beside which row: round values, a few rows apart."""
+    """Which rows get a label: round values, a few rows apart."""
     about = max(1, min(6, rows // 2 - 1))
     values = [scale.at(share) for share in (0.0, 0.5, 1.0)] if scale.is_log else ticks(scale.low, scale.high, about)
     found: dict[int, str] = {}

@@ -36,7 +36,7 @@ def merged_text(document: dict[str, Any]) -> Text:
             rows.append((alpha, *shares, " ".join(filter(None, (mark, ends)))))  # type: ignore[arg-type]
         lines += [plain(f"{' and '.join(document['models'][:3])} on {document['data']}:"), aligned(rows)]
     if len(scored) > 1:
-        lines.append(plain("the best was chosen on these pictures: judge it on others"))
+        lines.append(plain("the best was chosen on these pictures: evaluate it on others"))
     if document["path"]:
         lines.append(plain(f"saved in {document['path']}"))
     return Text("\n").join(lines)
@@ -52,7 +52,7 @@ def exported_text(document: dict[str, Any]) -> Text:
             differences = (f"{proof[key]:.1e}" for key in ("image", "text", "logits"))
             verdict = "the same" if proof["logits"] <= CLOSE else "NOT the same"
             if proof["library"].endswith("int8"):
-                verdict = "rounded"
+                verdict = "quantised"
             rows.append((f"{proof['library']} {proof['version']}", *differences, verdict))  # type: ignore[arg-type]
     parts = [first]
     if len(rows) > 1:
@@ -63,7 +63,7 @@ def exported_text(document: dict[str, Any]) -> Text:
 
 
 def precision_lines(precisions: list[dict[str, Any]]) -> list[Text]:
-    """Size, speed and recall of the full weights and of the rounded ones."""
+    """Size, speed and recall of the full weights and of the 8-bit ones."""
     rows = [("weights", "size", "pictures/s", "R@1 picture to caption", "caption to picture", "")]
     for one in precisions:
         recalls = (f"{100 * one[key]:.1f} %" for key in ("i2t_r1", "t2i_r1"))

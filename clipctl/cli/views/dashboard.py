@@ -26,17 +26,17 @@ HELP = (
     "1-5    pages: overview, metrics, machine, model, retrieval",
     "tab    next run, or back to the one before a new one began",
     "c      draw another run over this one, up to four; then none",
-    "←  →   a cursor with the values at a step; esc takes it away",
-    "+  -   show the newest half, quarter, …; more again",
+    "←  →   a cursor with the values at a step; esc removes it",
+    "+  -   zoom to the newest half, quarter, …; zoom out",
     "s      smoothing of curves: by length, 10, 50, 200 steps, none",
     "l      logarithmic scale",
     "x      steps or time on the x axis",
-    "p      pictures among the retrievals",
+    "p      pictures on the retrieval page",
     "space  pause the display",
     "q      quit; training continues",
     "",
-    "loss: every step from smallest to largest in grey, the median of those around it in colour,",
-    "◆ validation, dotted ln B, which is the loss of random guessing",
+    "loss: range of the steps in grey, running median in colour,",
+    "◆ validation; dotted: ln B, the loss of random guessing",
 )
 BODIES = (overview.page, metrics.page, machine.page, model.page, retrieval.page)
 STATES = {"running": "good", "finished": "good", "waiting": "warn", "stalled": "warn", "stopped": "warn"}
@@ -72,7 +72,7 @@ def summary(snapshot: Snapshot) -> str:
         f"{value(view.images_per_s, '.0f')} images/s",
     ]
     if snapshot.eta_s is not None:
-        parts.append(f"left {units.duration(snapshot.eta_s)}")
+        parts.append(f"{units.duration(snapshot.eta_s)} left")
     return "  ".join(parts + [f"! {alert.what}" for alert in snapshot.alerts[:1]])
 
 
@@ -81,7 +81,7 @@ def state_style(scene: Scene) -> str:
 
 
 def header(scene: Scene, width: int) -> list[Text]:
-    """Which run, how it is, which page; and how far it is."""
+    """Which run, how it is doing, which page; and how far it has got."""
     snapshot, palette, options = scene.snapshot, scene.palette, scene.options
     view = snapshot.view
     first = Text().append_text(output.plain(f"{snapshot.run} ", style=palette.strong))
@@ -97,7 +97,7 @@ def header(scene: Scene, width: int) -> list[Text]:
     share = view.step / snapshot.total_steps if snapshot.total_steps else 0.0
     epochs = f"/{snapshot.epochs}" if view.epoch <= snapshot.epochs else ""  # --steps may go beyond
     left = f"epoch {view.epoch}{epochs}  step {view.step}/{snapshot.total_steps}  "
-    eta = "" if snapshot.eta_s is None else f"  left {units.duration(snapshot.eta_s)}"
+    eta = "" if snapshot.eta_s is None else f"  {units.duration(snapshot.eta_s)} left"
     right = f" {share:4.0%}  took {units.duration(view.elapsed_s)}{eta}"
     room = max(4, width - len(left) - len(right))
     bar = meter(share, room, palette.found, palette.frame, ascii_only=options.ascii_only)

@@ -45,7 +45,7 @@ def recall_table(chance: dict[str, float], found: "Sequence[ModelScores]") -> Te
 
 def baseline_line(without: float | None, one: "ModelScores") -> Text:
     if without is None:
-        return plain("no pixel baseline: these captions do not occur in the training pictures, or those are gone")
+        return plain("no pixel baseline: these captions do not occur in training, or the training pictures are gone")
     verdict = "" if one.recalls["i2t_r1"] > without else "; the model does worse than this baseline"
     return plain(f"baseline without training, nearest training picture by pixels: {units.percent(without)}{verdict}")
 
@@ -69,15 +69,15 @@ def other_table(found: "Sequence[ModelScores]") -> Text:
 
 def calibration_line(one: "ModelScores") -> Text:
     found = one.calibration
-    how = "about right" if found.error < 0.05 else "too sure" if found.sure > found.right else "not sure enough"
+    how = "calibrated" if found.error < 0.05 else "overconfident" if found.sure > found.right else "underconfident"
     return plain(
-        f"temperature {found.temperature:.3f}: {units.percent(found.sure)} sure on average, "
-        f"{units.percent(found.right)} right – {how}; {found.fitting_temperature:.3f} would fit"
+        f"temperature {found.temperature:.3f}: confidence {units.percent(found.sure)} on average, "
+        f"accuracy {units.percent(found.right)} – {how}; {found.fitting_temperature:.3f} would fit"
     )
 
 
 def class_table(one: "ModelScores") -> Text:
-    """The classes that are found least, first."""
+    """Classes by how often they are found, the rarest first."""
     assert one.zero_shot is not None
     worst = sorted(one.zero_shot.classes, key=lambda row: (row.top1, row.label))
     rows = [("class", "pictures", "top-1")]
@@ -86,5 +86,5 @@ def class_table(one: "ModelScores") -> Text:
         rows.append((f"… {len(worst) - SHOWN_CLASSES} more, found more often; --json has them all", "", ""))
     table = Text("\n") + aligned(rows)
     if one.zero_shot.left_out:
-        table += plain(f"\n{one.zero_shot.left_out:,} pictures are none of these classes and were left out")
+        table += plain(f"\n{one.zero_shot.left_out:,} pictures belong to none of these classes and were left out")
     return table

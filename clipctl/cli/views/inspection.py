@@ -32,7 +32,7 @@ def view(found: "Inspection", preset: str, model_images_per_s: float | None) -> 
 
 
 def verdict(found: "Inspection", train_command: str) -> Text:
-    """The last line: the command to type next, or what is in the way."""
+    """The last line: the command to type next, or what stands in the way."""
     if found.ready:
         return plain(f"ready: {train_command}", style="green")
     return plain("\n".join(f"not ready: {problem}" for problem in found.problems), style="red")

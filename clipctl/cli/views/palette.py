@@ -1,6 +1,6 @@
 """Colours by what they mean, for dark and light terminals, and for those with sixteen colours only.
 
-Rich turns 24-bit colours into the nearest of 256 where a terminal has no more, and into none with NO_COLOR.
+Rich turns 24-bit colours into the nearest of 256 if the terminal has no more, and into none with NO_COLOR.
 """
 
 from dataclasses import dataclass
@@ -108,7 +108,7 @@ ANSI = Palette(
 
 
 def palette(theme: str, *, is_light: bool = False, colours: str | None = "truecolor") -> Palette:
-    """What `theme` names; `auto` follows the terminal. `colours`: Rich's name for what the terminal can show."""
+    """The palette named `theme`; `auto` follows the terminal. `colours`: Rich's name for what the terminal can show."""
     if theme == "ansi" or (theme == "auto" and colours in ("standard", "windows")):
         return ANSI
     return LIGHT if theme == "light" or (theme == "auto" and is_light) else DARK

@@ -4,7 +4,7 @@ from pathlib import Path
 
 
 def shown(path: str) -> str:
-    """Relative to here, if it is below."""
+    """Relative to the working directory, if the path is below it."""
     try:
         return str(Path(path).relative_to(Path.cwd()))
     except ValueError:

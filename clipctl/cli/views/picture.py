@@ -1,7 +1,7 @@
 """A screen of characters as a picture.
 
-Braille dots, blocks and frames are drawn as shapes, because few fonts have them. Letters come from a monospaced font of
-the system, or from Pillow's own font if none of the usual ones is there.
+Braille dots, blocks and frames are drawn as shapes, because few fonts have them. Letters come from one of the system's
+monospaced fonts, or from Pillow's own if none of the usual ones is installed.
 """
 
 from collections.abc import Sequence

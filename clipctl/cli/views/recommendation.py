@@ -43,7 +43,7 @@ def _scaling_parts(scales: Sequence[Scale], bandwidth: str) -> Iterator[Text]:
     if not scales:
         yield output.plain("several machines: unknown until a device is measured here; run clipctl bench")
         return
-    rows = [("machines", "pairs each", "step", "of it talking", "efficiency", "epoch", "price", "")]
+    rows = [("machines", "pairs each", "step", "communicating", "efficiency", "epoch", "price", "")]
     for one in scales:
         rows.append(
             (
@@ -58,7 +58,7 @@ def _scaling_parts(scales: Sequence[Scale], bandwidth: str) -> Iterator[Text]:
             )
         )
     yield output.aligned(rows)
-    yield output.plain(f"machines like this one, {bandwidth} between them; forecast, nothing overlaps")
+    yield output.plain(f"machines like this one, {bandwidth} between them; forecast")
 
 
 def _candidate_table(answer: Recommendation) -> Text:

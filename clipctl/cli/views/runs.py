@@ -21,7 +21,7 @@ def run_cells(row: dict[str, Any]) -> tuple[str, ...]:
 
 
 def comparison_table(document: dict[str, Any]) -> Text:
-    """A column for each run; the settings that differ come first, then what came of them."""
+    """A column for each run; the settings that differ come first, then the results."""
     runs = document["runs"]
     rows = [("", *(run["run"] for run in runs), "")]
     rows += [(key, *(units.value(one) for one in values), "") for key, values in document["settings"].items()]

@@ -36,7 +36,7 @@ class Options:
 
     @property
     def states(self) -> str:
-        """What differs from the start, in words."""
+        """What differs from the initial options, in words."""
         smoothed = f"smoothed over {self.smoothing} steps" if self.smoothing else "not smoothed"
         found = {
             "log": self.log,
@@ -68,7 +68,7 @@ class Scene:
 
     @property
     def first_step(self) -> float:
-        """Where the part that is shown begins."""
+        """Where the visible part begins."""
         if not self.options.zoom or not self.view.loss.buckets:
             return 0.0
         first, last = self.view.loss.buckets[0].first, self.view.loss.buckets[-1].last

@@ -88,8 +88,8 @@ def memory_line(plan: "TrainPlan") -> str:
 
 def processes_line(plan: "TrainPlan") -> str:
     each = plan.forecast.workload.batch_size
-    split = "; the model is split among them" if plan.config.runtime.shard else ""
-    return f"{plan.placement.ranks} that train together, each with up to {each} pairs of every batch{split}"
+    split = "; the model is sharded across them" if plan.config.runtime.shard else ""
+    return f"{plan.placement.ranks} training together, each with up to {each} pairs of every batch{split}"
 
 
 def time_line(plan: "TrainPlan") -> str:
@@ -191,7 +191,7 @@ def example_lines(found: "Retrieval") -> list[str]:
         f"  {'✓' if query.rank == 1 else '✗'} {query.caption[:70]} → {query.rank:,} of {found.candidates:,}"
         for query in shown
     ]
-    return ["captions of unseen pictures, and at which place their picture is found:", *lines, ""]
+    return ["captions of unseen pictures, and where their picture ranks:", *lines, ""]
 
 
 EARLY_SHARE = 0.75  # of a run: a best result before that was not improved on for long
@@ -203,7 +203,7 @@ def improvement_lines(summary: "TrainSummary") -> list[str]:
         return []
     return [
         f"unseen pictures were matched best after epoch {summary.best_epoch:,} of {summary.epochs:,}: RUN@best has "
-        "those weights, --patience 5 would end sooner, and more pictures would help more than more time"
+        "those weights, --patience 5 would stop sooner, and more pictures would help more than more time"
     ]
 
 
@@ -212,19 +212,19 @@ def start_lines(summary: "TrainSummary") -> list[str]:
     if summary.start_i2t_r1 is None or summary.start_t2i_r1 is None:
         return []
     start, best = (summary.start_i2t_r1 + summary.start_t2i_r1) / 2, (summary.best_i2t_r1 + summary.best_t2i_r1) / 2
-    verdict = "" if best > start else ": training did not improve it, and RUN@best is the model as it came"
+    verdict = "" if best > start else ": training did not improve it, and RUN@best is the model from before training"
     return [f"before training R@1 was {units.percent(start)}, at its best it is {units.percent(best)}{verdict}"]
 
 
 def baseline_lines(summary: "TrainSummary") -> list[str]:
-    """The result beside what needs no training."""
+    """The result beside the baseline that needs no training."""
     if summary.baseline_r1 is None:
         return []
     without, found = summary.baseline_r1, summary.best_i2t_r1
-    verdict = "" if found > without else ": this model is of less use than that; give it more time or more pictures"
+    verdict = "" if found > without else ": the model is worse than this baseline; give it more time or more pictures"
     return [
-        f"without training, the nearest training picture by pixels names {units.percent(without)} of unseen pictures; "
-        f"this model {units.percent(found)} at its best{verdict}"
+        "baseline without training: the nearest training picture by pixels has a right caption for "
+        f"{units.percent(without)} of unseen pictures; the model reaches {units.percent(found)} at its best{verdict}"
     ]
 
 

@@ -1,4 +1,4 @@
-"""Finds the directories that picture paths start from, also those of another computer. No torch."""
+"""Finds the directories that picture paths start from, even if the paths are from another computer. No torch."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""What every format is reduced to: rows of a picture, its captions and, if the data give one, its split. No torch."""
+"""What every format is reduced to: rows with a picture, its captions and, if the data give one, its split. No torch."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -64,13 +64,13 @@ class Hints:
 
 
 def is_picture(name: str) -> bool:
-    """Whether it is called like a picture that can be read."""
+    """Whether the name is that of a picture that can be read."""
     lowered = name.lower()
     return lowered.endswith(PICTURE_SUFFIXES) or (lowered.endswith(HEIF_SUFFIXES) and reads_heif())
 
 
 def why_unread(name: str) -> str | None:
-    """Why a picture of this name cannot be read, and what to do; None if it can, or is none."""
+    """Why a picture with this name cannot be read, and what to do; None if it can, or is not a picture."""
     lowered = name.lower()
     if lowered.endswith(HEIF_SUFFIXES):
         return None if reads_heif() else NO_HEIF
@@ -78,7 +78,7 @@ def why_unread(name: str) -> str | None:
 
 
 def looks_like_picture(name: str) -> bool:
-    """Whether it is called like a picture, one that can be read or not."""
+    """Whether the name is that of a picture, readable or not."""
     return is_picture(name) or why_unread(name) is not None
 
 

@@ -103,7 +103,7 @@ def _text(content: bytes) -> str:
 
 
 def _description(file: BinaryIO, kind: bytes, size_bytes: int) -> dict[str, str]:
-    """What is said of the next member. A list applies to it alone (x) or to all that follow (g: nothing we need)."""
+    """What a header says about the next member. A list applies to it (x) or to all that follow (g: nothing we need)."""
     if size_bytes > DESCRIPTION_LIMIT_BYTES:
         raise TarError(f"a header of {size_bytes:,} bytes")
     content = file.read(size_bytes)

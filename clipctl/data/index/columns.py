@@ -50,7 +50,7 @@ class Index:
     """P pictures and their C captions, as columns on disk."""
 
     def __init__(self, path: Path, facts: IndexFacts, use: object = None) -> None:
-        """`use`: what keeps others from deleting it, as long as this object exists."""
+        """`use`: a lock that keeps others from deleting it for as long as this object exists."""
         self.path, self.facts, self._use = path, facts, use
         # Per picture: (P,). A name is a slice of `names.bin`.
         self._roots = self._column("root")  # int32, index into facts.roots
@@ -181,7 +181,7 @@ def stamps_of(paths: Iterable[str]) -> list[list[Any]]:
 
 
 def read_facts(directory: Path) -> IndexFacts | None:
-    """What the index in a directory says of itself; None if there is none."""
+    """The facts that the index in a directory records; None if there is no index."""
     try:
         values = files.read_sealed(directory / META, META_LIMIT_BYTES)
         return IndexFacts(**values) if values["schema"] == SCHEMA else None
@@ -190,8 +190,8 @@ def read_facts(directory: Path) -> IndexFacts | None:
 
 
 def read_index(directory: Path, use: object = None) -> Index | None:
-    """The index in a directory, every byte of it as it was written; None if there is none. After a power cut, a column
-    may be all zeros; captions of another dataset would train in silence."""
+    """The index in a directory, every byte of it verified; None if there is none. After a power cut, a column may be
+    all zeros, and training on the wrong captions would go unnoticed."""
     facts = read_facts(directory)
     try:
         if facts is None or column_sums(directory) != facts.sums:

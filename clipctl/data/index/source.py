@@ -21,7 +21,7 @@ RETRY_S = 0.2
 LASTING_ERRORS = {
     errno.ENOENT: "missing",
     errno.ENOTDIR: "missing",
-    errno.EACCES: "not allowed to be read",
+    errno.EACCES: "unreadable (permission denied)",
 }
 
 
@@ -199,7 +199,7 @@ def read_patiently(path: str, offset: int, limit_bytes: int) -> bytes:
         try:
             return read_part(path, offset, limit_bytes)
         except NotPlainError:
-            raise BadPictureError("a directory" if os.path.isdir(path) else "no plain file") from None
+            raise BadPictureError("a directory" if os.path.isdir(path) else "not a regular file") from None
         except OSError as error:
             lasting = LASTING_ERRORS.get(error.errno or 0)
             if lasting or is_last:

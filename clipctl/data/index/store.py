@@ -1,8 +1,8 @@
 """Indexes stored in the user's application directory: reused, rebuilt when the data change, cleaned up. No torch.
 
 A directory of columns is named after the data's path, how it was read and what was found, and never changes; a pointer
-next to it says which one is current. An index is rebuilt when the files it was built from have changed, or when it is
-not as it was written. If there is no room for one, it is built in a temporary directory.
+next to it says which one is current. An index is rebuilt when the files it was built from have changed, or when it has
+changed since it was written. If there is no room for one, it is built in a temporary directory.
 """
 
 import atexit
@@ -64,7 +64,7 @@ def _kept_index(shelf: Shelf, key: str, source: str, hints: Hints, tell: Tell, *
 def _passing_index(
     home: Path, problem: OSError, source: str, hints: Hints, tell: Tell, *, needs_captions: bool
 ) -> Index:
-    """An index for this process only, where there is no room for one that stays."""
+    """An index for this process only, if there is no room for a permanent one."""
     try:
         directory = tempfile.TemporaryDirectory(prefix="clipctl-index-")
         atexit.register(directory.cleanup)  # kept until then
@@ -99,8 +99,8 @@ def _pointed_to(shelf: Shelf, key: str) -> str:
 
 
 def _sweep(shelf: Shelf, key: str) -> None:
-    """Delete what is no longer needed: all but the last earlier state of these data, and indexes of deleted data. Not
-    what another process uses."""
+    """Delete what is no longer needed: all but the last earlier state of these data, and indexes of deleted data.
+    Nothing that another process uses is deleted."""
     last = _pointed_to(shelf, key)
     with shelf.swept() as found:
         for path in found:

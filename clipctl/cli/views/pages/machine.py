@@ -1,4 +1,4 @@
-"""What the machine does: every core, memory, heat, and who takes what."""
+"""What the machine is doing: every core, memory, heat, and what uses them."""
 
 from collections.abc import Callable
 
@@ -53,12 +53,12 @@ def _cores(scene: Scene, width: int, height: int) -> list[Text]:
     if two:
         lines = beside(lines[:rows], lines[rows : 2 * rows])
     shown = min(len(cores), rows * (2 if two else 1))
-    note = f"{shown} of {len(cores)} cores" if shown < len(cores) else "a second per bar"
+    note = f"{shown} of {len(cores)} cores" if shown < len(cores) else "one second per bar"
     return framed("cpu", lines, width, height, palette, note)
 
 
 def _panels(scene: Scene) -> list[Callable[[int, int], list[Text]]]:
-    """Those that something was measured for."""
+    """Panels for whatever was measured."""
     machine, palette = scene.view.machine, scene.palette
     others, _, blue, purple, _ = palette.phases
     rss_bytes, available_bytes = machine.rss_bytes.latest or 0.0, machine.available_bytes.latest or 0.0

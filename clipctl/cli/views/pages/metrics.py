@@ -1,4 +1,4 @@
-"""Everything that is measured, as a grid of small charts."""
+"""Every metric, as a grid of small charts."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,7 +44,7 @@ class Panel:
         return found
 
     def figure(self, scene: Scene) -> str:
-        """The value at the cursor, or the one of now."""
+        """The value at the cursor, or the latest one."""
         step = scene.cursor_step
         if self.now is not None and step is None:
             found = self.now(scene.view)

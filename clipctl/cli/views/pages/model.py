@@ -46,7 +46,7 @@ def _blocks(scene: Scene, width: int, height: int) -> list[Text]:
         for one in shown:
             line.append_text(_cell(one.norms.get(name, 0.0), low, high, scene, wide))
         line.append(f" {value(epochs[-1].norms[name], '8.2e')}", palette.strong)
-        lines.append(line.append(" stands still" if name in still else "", palette.bad))
+        lines.append(line.append(" vanishing" if name in still else "", palette.bad))
     ends = f"epoch {shown[0].epoch}".ljust(max(1, wide * len(shown) - len(str(shown[-1].epoch)))) + str(shown[-1].epoch)
     lines.append(Text(f" {'':<{label}} {ends}", palette.dim))
     note = f"from {10**low:.0e} to {10**high:.0e}, by epoch"
@@ -54,7 +54,7 @@ def _blocks(scene: Scene, width: int, height: int) -> list[Text]:
 
 
 def standing_still(norms: dict[str, float]) -> set[str]:
-    """Blocks whose gradient is next to nothing beside the others'."""
+    """Blocks whose gradient is next to nothing compared with the others'."""
     usual = statistics.median(norms.values()) if norms else 0.0
     return {name for name, norm in norms.items() if norm < STILL * usual}
 

@@ -51,7 +51,7 @@ def _wide(scene: Scene, width: int, height: int) -> list[Text]:
 
 
 def figures(scene: Scene) -> list[tuple[str, str, str]]:
-    """Name, value, and what to compare it with."""
+    """Name, value, and what to compare the value with."""
     view = scene.view
     last, best = view.evaluations[-1] if view.evaluations else None, view.best
     start = f", before training {units.percent(view.start.score)}" if view.start else ""

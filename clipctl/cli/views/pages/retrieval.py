@@ -1,4 +1,4 @@
-"""What the model finds for captions that it was never trained on."""
+"""What the model retrieves for captions that it was never trained on."""
 
 from rich.text import Text
 
@@ -13,12 +13,12 @@ PICTURES_WIDTH = 3 * (SIDE_PX + 2) + 4
 
 def page(scene: Scene, width: int, height: int) -> list[Text]:
     found, palette = scene.snapshot.retrieval, scene.palette
-    title = "captions of unseen pictures, and where their picture is found"
+    title = "captions of unseen pictures, and where their picture ranks"
     if found is None:
-        words = " after the first evaluation" if scene.view.step == 0 else " this run did not record it"
+        words = " after the first evaluation" if scene.view.step == 0 else " not recorded by this run"
         return framed(title, [Text(words, palette.dim)], width, height, palette)
     first = sum(query.rank == 1 for query in found.queries)
-    note = f"{first} of {len(found.queries)} first, step {found.step}"
+    note = f"{first} of {len(found.queries)} ranked first, step {found.step}"
     columns = max(1, (width - 3) // PICTURES_WIDTH) if scene.options.pictures else 1
     share, lines = (width - 3) // columns, list[Text]()
     longest = max((output.plain(query.caption).cell_len for query in found.queries), default=0)
