@@ -6,8 +6,6 @@ import subprocess
 import sys
 import time
 
-import pytest
-
 from clipctl.runs.rundir import RunDir
 from tests.conftest import MICRO
 from tests.distributed.test_training import ranks_of, wait_for_step
