@@ -135,6 +135,13 @@ def test_a_run_goes_on_as_it_began(machine):
     assert gone.device.label == "cpu" and gone.precision.value == "fp32"
 
 
+def test_processes_of_one_machine_share_its_cores(machine):
+    config = resolve([Layer("test", {"model.text.vocab_size": 33})])
+    found = decide(config, Workload(config.model, 27, 60), 5, before=Setting("cpu", "fp32", 2), ranks=2)
+    assert (found.threads.value, found.threads.reason) == (1, "2 processes share 2 usable cores")
+    assert found.device.reason == "no CUDA device found"
+
+
 def test_a_cut_job_keeps_every_shape_but_the_depth():
     workload = Workload(resolve([Layer("test", {"preset": "large"})]).model, 64, 60)
     small = workload.cut(batch_size=4)

@@ -89,8 +89,8 @@ def test_flags_beat_the_environment_which_beats_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("in_file", "flags", "steps", "note"),
     [
-        ("steps: 9", ["--epochs", "3"], 81, "note: --epochs 3 replaces train.steps 9 of length.yaml"),
-        ("epochs: 3", ["--steps", "9"], 9, "note: --steps 9 replaces train.epochs 3 of length.yaml"),
+        ("steps: 9", ["--epochs", "3"], 81, "note: --epochs 3 replaces train.steps 9 from length.yaml"),
+        ("epochs: 3", ["--steps", "9"], 9, "note: --steps 9 replaces train.epochs 3 from length.yaml"),
         ("steps: 9\n  epochs: 3", [], 9, None),
         ("steps: 9\n  epochs: 3", ["--set", "train.epochs=2"], 54, "replaces train.steps 9"),
     ],
@@ -106,7 +106,7 @@ def test_a_flag_beats_the_other_length_of_a_file(tmp_path, monkeypatch, in_file,
 def test_a_flag_beats_the_other_length_of_the_environment():
     done = invoke("train", "--dry-run", "--json", "--epochs", "2", "--batch-size", "8", CLIPCTL_STEPS="9")
     assert json.loads(done.stdout)["steps"] == 54
-    assert "note: --epochs 2 replaces train.steps 9 of CLIPCTL_STEPS" in done.stderr
+    assert "note: --epochs 2 replaces train.steps 9 from CLIPCTL_STEPS" in done.stderr
 
 
 def test_a_large_batch_shrinks_and_says_so():

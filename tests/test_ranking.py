@@ -75,6 +75,7 @@ def decided(machine, precision, total_steps):
     with ExitStack() as stack:
         for name, value in changes.items():
             stack.enter_context(patch.object(choice, name, value))
+        stack.enter_context(patch.object(choice.cpu, "usable_cores", lambda: CORES))
         stack.enter_context(patch.object(choice.cpu, "thread_candidates", lambda: [CORES]))
         return choice.decide(config, WORKLOAD, total_steps)
 

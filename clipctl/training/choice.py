@@ -26,6 +26,7 @@ from clipctl.model.ranking import (
     thread_stand_ins,
 )
 from clipctl.model.workload import Setting, Workload
+from clipctl.training.distributed import own_device, processes_here, threads_each
 from clipctl.training.trial import probe_rates, sample_of, time_attention, time_steps
 
 SHARE_OF_RUN = 0.02  # of the forecast run may be spent on deciding
@@ -65,15 +66,20 @@ class Decision:
         return Setting(self.device.label, str(self.precision.value), int(self.threads.value))
 
 
-def decide(config: TrainConfig, workload: Workload, total_steps: int, before: Setting | None = None) -> Decision:
+def decide(
+    config: TrainConfig, workload: Workload, total_steps: int, before: Setting | None = None, ranks: int = 1
+) -> Decision:
     """Keep what was asked for, and what a run began with, if it is still available; choose what was left to `auto`:
-    device first, then precision, then threads."""
-    return _Decider(config, workload, total_steps, before).decide()
+    device first, then precision, then threads. One of several `ranks` gets its part of the machine."""
+    return _Decider(config, workload, total_steps, before, ranks).decide()
 
 
 class _Decider:
-    def __init__(self, config: TrainConfig, workload: Workload, total_steps: int, before: Setting | None) -> None:
+    def __init__(
+        self, config: TrainConfig, workload: Workload, total_steps: int, before: Setting | None, ranks: int
+    ) -> None:
         self.config, self.workload, self.total_steps = config, workload, total_steps
+        self.is_alone, self.processes = ranks == 1, processes_here(ranks)
         known = devices.labels()
         self.labels = [*known, HYBRID] if len(known) > 1 else known
         self.before = before if before and before.device in self.labels else None
@@ -85,7 +91,7 @@ class _Decider:
 
     def decide(self) -> Decision:
         asked = self.config.runtime
-        threads = asked.threads or cpu.thread_candidates()[0]
+        threads = asked.threads or threads_each(self.processes)
         usual = Setting("cpu" if asked.device == "auto" else devices.open_device(asked.device).label, "fp32", threads)
         self._probe([usual])
         self.budget_s = self._budget(usual)
@@ -110,6 +116,9 @@ class _Decider:
     def _device(self, asked: str, usual: Setting) -> tuple[str, str]:
         if asked != "auto":
             return usual.device, AS_ASKED
+        if not self.is_alone:
+            device = own_device()
+            return device, "no CUDA device found" if device == "cpu" else "one for each process"
         if self.before:
             return self.before.device, AS_BEFORE
         if len(self.labels) == 1:
@@ -165,6 +174,8 @@ class _Decider:
     def _threads(self, asked: int | None, setting: Setting) -> tuple[int, str]:
         if asked is not None:
             return asked, AS_ASKED
+        if self.processes > 1:
+            return setting.threads, f"{self.processes} processes share {cpu.usable_cores()} usable cores"
         if self.before and self.before.threads <= cpu.usable_cores():
             return self.before.threads, AS_BEFORE
         counts = cpu.thread_candidates()

@@ -226,8 +226,13 @@ def processes_here(ranks: int) -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", ranks))
 
 
+def own_device() -> str:
+    """What one of several processes computes on: processors are shared, CUDA devices are not."""
+    return f"cuda:{os.environ.get('LOCAL_RANK', 0)}" if torch.cuda.is_available() else "cpu"
+
+
 def threads_each(processes: int) -> int:
-    """For each of several processes of this machine."""
+    """For each of the processes of this machine."""
     return max(1, cpu.usable_cores() // processes)
 
 

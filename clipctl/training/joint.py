@@ -14,7 +14,7 @@ from clipctl.data import tokenizers
 from clipctl.errors import ClipctlError, DataError, DeviceError, ExitCode, RunError, Stopped
 from clipctl.model.workload import Setting
 from clipctl.runs.rundir import RunDir
-from clipctl.training.distributed import World, launcher, prepared, restarts, threads_each
+from clipctl.training.distributed import World, launcher, own_device, prepared, restarts, threads_each
 from clipctl.training.plan import TrainPlan, make_plan
 from clipctl.training.session import Session
 
@@ -48,12 +48,6 @@ class Terms:
         )
 
 
-def machine_layer(local_rank: int, local_size: int) -> Layer:
-    """What one of several processes may use of its machine, unless asked otherwise."""
-    device = f"cuda:{local_rank}" if torch.cuda.is_available() else "cpu"
-    return Layer("torchrun", {"runtime.threads": threads_each(local_size), "runtime.device": device})
-
-
 def share(session: Session, world: World) -> Session:
     """On rank 0: send this session to the others, and make sure that they have the same data."""
     device = session.plan.placement.device
@@ -80,12 +74,12 @@ PLACES = ("data.source", "data.val", "data.image_root")
 
 
 def _plan(terms: Terms, world: World, asked: Sequence[Layer]) -> TrainPlan:
-    own = machine_layer(world.local_rank, world.local_size).values
     places = {key: layer.values[key] for layer in asked for key in PLACES if key in layer.values}
     config = layers.resolve([Layer("rank 0", terms.config), Layer("data", places)])
-    device = own["runtime.device"] if terms.setting.device.startswith("cuda") else terms.setting.device
-    threads = min(terms.setting.threads, own["runtime.threads"])
-    runtime = replace(config.runtime, device=device, precision=terms.setting.precision, threads=threads)  # type: ignore[arg-type]
+    setting = terms.setting
+    device = own_device() if setting.device.startswith("cuda") else setting.device
+    threads = min(setting.threads, threads_each(world.local_size))
+    runtime = replace(config.runtime, device=device, precision=setting.precision, threads=threads)  # type: ignore[arg-type]
     config = replace(config, runtime=runtime)
     plan = make_plan(config, tokenizer=tokenizers.from_dict(terms.tokenizer), ranks=world.size)
     return replace(plan, deadline_s=terms.deadline_s)

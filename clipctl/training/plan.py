@@ -249,7 +249,7 @@ def make_plan(
 
     schedule = _schedule(config, len(found.train))
     check_ranks(config, schedule, ranks)
-    decision = decide(config, _workload(config, fit.longest, ranks), schedule.total_steps, before)
+    decision = decide(config, _workload(config, fit.longest, ranks), schedule.total_steps, before, ranks)
     device = decision.device
     if device.kind == "cpu":  # the processes of one machine share its memory
         device = replace(device, memory_bytes=device.memory_bytes // processes_here(ranks))

@@ -63,8 +63,8 @@ def gradients(state: TrainState, batch: Batch, mark: Mark = lambda phase: None) 
 
     The loss couples all pairs, but only through their embeddings: dL/dw = Σᵢ dL/deᵢ · deᵢ/dw. So embed the pairs, take
     the gradient of the loss at the embeddings, and pass it on through the towers. Out of memory, halve the micro-batch
-    and do it again: the gradients are the same, and no weight has moved yet. Only processes
-    among which the model is split cannot: they must all make the same passes.
+    and do it again: the gradients are the same, and no weight has moved yet. Only processes among which the model is
+    split cannot: they must all make the same passes.
     """
     contrast, pairs = _Contrast(state, batch), _most_pairs(state, batch)
     total = GradientSum(_parameters_to_sum(state.model)) if state.world is not None else None

@@ -217,9 +217,9 @@ def test_a_run_in_micro_batches_is_checked_in_them(cpu_limit_s, pairs, monkeypat
     """If the whole batch would take too long on the CPU, two of them stand for all."""
     taken = []
 
-    def note(state, parts, contrast, mark):
+    def note(state, parts, *rest):
         taken.append((sum(len(part.images) for part in parts), len(parts[0].images), state.device.label))
-        return cached(state, parts, contrast, mark)
+        return cached(state, parts, *rest)
 
     cached = step._cached
     monkeypatch.setattr(step, "_cached", note)

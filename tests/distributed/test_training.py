@@ -152,21 +152,29 @@ def assert_resumed_to(unbroken, run, output):
     assert all(torch.equal(found[name], tensor) for name, tensor in weights(unbroken).items())
 
 
-def test_a_stop_of_any_process_saves_and_stops_all(root):
+@pytest.fixture(scope="module")
+def stopped(root):
+    """A run of two, of which the second was told to stop: its exit code and what it said."""
     run = RunDir(root / "stopped")
     process = start(root, "--name", run.name, "--nproc", "2", settings=LONG)
     wait_for_step(run, 20, process)
     ranks_of(process)[1].send_signal(signal.SIGTERM)
     output, _ = process.communicate(timeout=GONE_S)
-    assert process.returncode == 143 and f"--resume {run.path}" in output, output
+    return run, process.returncode, output
+
+
+def test_a_stop_of_any_process_saves_and_stops_all(stopped):
+    run, code, output = stopped
+    assert code == 143 and f"--resume {run.path}" in output, output
     status = run.status()
     assert status.state == "stopped" and CheckpointStore(run).newest_valid()[0].step == status.step
 
 
-def test_resumed_with_another_number_it_goes_on_at_the_same_sample(root, unbroken):
-    done = run_to_end(root, "--resume", "stopped", settings={})
+def test_resumed_with_another_number_it_goes_on_at_the_same_sample(root, stopped, unbroken):
+    run, _, _ = stopped
+    done = run_to_end(root, "--resume", run.name, settings={})
     assert done.returncode == 0, done.stderr
-    assert apart(weights(RunDir(root / "stopped")), weights(unbroken)) <= 1e-3
+    assert apart(weights(run), weights(unbroken)) <= 1e-3
 
 
 def test_a_batch_that_is_too_small_for_the_processes(root):

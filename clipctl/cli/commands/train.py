@@ -110,13 +110,9 @@ def make_session(
     if world is not None:
         from clipctl.training import joint
 
-        ranks, asked = world.size, [joint.machine_layer(world.local_rank, world.local_size), *asked]
+        ranks = world.size
         if resume is None and (run := joint.interrupted_run(root)):
             resume = run.name
-    elif ranks > 1:  # a plan of what they would do
-        from clipctl.training import joint
-
-        asked = [joint.machine_layer(0, ranks), *asked]
     if resume is not None:
         return sessions.resume(root, resume, asked, allow_change=allow_change, tell=tell, ranks=ranks)
     spent_s = time.monotonic() - started_s
