@@ -51,6 +51,8 @@ def draw(lines: Sequence[Text], width: int, height: int, *, is_light: bool) -> I
             colours = _colours(style, theme, foreground, background)
             for character in characters:
                 place = (CELL[0] + column * CELL[0], CELL[1] // 2 + row * CELL[1])
+                if style.bgcolor:
+                    pen.rectangle((*place, place[0] + CELL[0] - 1, place[1] + CELL[1] - 1), fill=colours[1])
                 _draw_cell(pen, place, character, *colours, bold=bool(style.bold))
                 column += max(1, cell_len(character))
     return picture
@@ -72,11 +74,16 @@ def _parsed(words: str) -> Style:
     return Style.parse(words)
 
 
-def _colours(style: Style, theme: TerminalTheme, foreground: RGB, background: RGB) -> tuple[RGB, RGB | None]:
+def _colours(style: Style, theme: TerminalTheme, foreground: RGB, background: RGB) -> tuple[RGB, RGB]:
     ink = _rgb(style.color, theme, foreground)
     if style.dim:
-        ink = tuple((mine + other) // 2 for mine, other in zip(ink, background, strict=True))  # type: ignore[assignment]
-    return ink, _rgb(style.bgcolor, theme, background) if style.bgcolor else None
+        ink = _mixed(ink, background, 1 / 2)
+    return ink, _rgb(style.bgcolor, theme, background)
+
+
+def _mixed(ink: RGB, paper: RGB, share: float) -> RGB:
+    red, green, blue = (round(share * mine + (1 - share) * other) for mine, other in zip(ink, paper, strict=True))
+    return red, green, blue
 
 
 def _rgb(colour: Color | None, theme: TerminalTheme, default: RGB) -> RGB:
@@ -87,11 +94,9 @@ def _rgb(colour: Color | None, theme: TerminalTheme, default: RGB) -> RGB:
 
 
 def _draw_cell(
-    pen: ImageDraw.ImageDraw, place: tuple[int, int], character: str, ink: RGB, paper: RGB | None, *, bold: bool
+    pen: ImageDraw.ImageDraw, place: tuple[int, int], character: str, ink: RGB, paper: RGB, *, bold: bool
 ) -> None:
     (x, y), (width, height) = place, CELL
-    if paper is not None:
-        pen.rectangle((x, y, x + width - 1, y + height - 1), fill=paper)
     if 0x2800 <= ord(character) <= 0x28FF:
         _draw_dots(pen, x, y, ord(character) - 0x2800, ink)
     elif character in _EIGHTHS_WIDE:
@@ -103,7 +108,7 @@ def _draw_cell(
     elif character == "▀":
         pen.rectangle((x, y, x + width - 1, y + height // 2 - 1), fill=ink)
     elif character == "░":
-        pen.rectangle((x, y + 2, x + width - 1, y + height - 3), fill=tuple(value // 3 for value in ink))
+        pen.rectangle((x, y + 2, x + width - 1, y + height - 3), fill=_mixed(ink, paper, 1 / 3))
     elif character in _SHAPES:
         pen.polygon([(x + width * left, y + height * down) for left, down in _SHAPES[character]], fill=ink)
     elif character == "●":

@@ -188,7 +188,7 @@ def machine_lines(scene: Scene, width: int) -> list[Text]:
     line = styled("cpu    ", palette.dim)
     for load in shown:
         line.append_text(meter(load, bar_width, palette.load, palette.frame, ascii_only=ascii_only))
-        line.append(f"{load:4.0%} ")
+        line.append(f"{load:5.0%} ")
     line.append("" if shown else "–").append(f"+{len(loads) - len(shown)}" if len(loads) > len(shown) else "")
     rss, available = number(system.get("rss_bytes")), number(system.get("available_bytes"))
     memory = styled("memory ", palette.dim)
