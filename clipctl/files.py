@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from clipctl.errors import ConfigError
+
 
 @contextmanager
 def replaced(path: Path, *, durable: bool = True) -> Iterator[Path]:
@@ -31,6 +33,12 @@ def replaced(path: Path, *, durable: bool = True) -> Iterator[Path]:
             sync_directory(path.parent)
     finally:
         delete(partial)
+
+
+def check_parent(path: Path) -> None:
+    """Raise if a file cannot be written because its directory does not exist: to be said before the work begins."""
+    if not path.absolute().parent.is_dir():
+        raise ConfigError(f"there is no directory {path.parent} to write {path.name} to")
 
 
 def discard(directory: Path) -> None:

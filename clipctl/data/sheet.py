@@ -12,6 +12,7 @@ from clipctl.data.bad import BadPictureError
 from clipctl.data.inspection import sample_of
 from clipctl.data.source import Source
 from clipctl.errors import DataError
+from clipctl.files import check_parent
 
 COLUMNS, ROWS = 6, 4
 PICTURE_PX, GAP_PX, LINE_PX = 160, 14, 14
@@ -45,6 +46,7 @@ def check_sheet(path: Path) -> None:
     """Raise DataError if no picture can be saved under that name."""
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"cannot write the sheet to {path}: unknown file type", f"use one of {', '.join(SUFFIXES)}")
+    check_parent(path)
 
 
 def write_sheet(cells: Sequence[Cell], path: Path) -> None:

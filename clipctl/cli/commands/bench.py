@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from clipctl.cli import options, output
 from clipctl.errors import ConfigError, ConfigErrors
+from clipctl.files import check_parent
 
 if TYPE_CHECKING:
     from clipctl.bench.measure import BenchRequest
@@ -65,9 +66,9 @@ def check_output(format: str, save: Path | None, plot: Path | None) -> None:
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}, got {format!r}")
     if plot and plot.suffix.lower() not in PICTURES:
         raise ConfigError(f"--plot {plot} is neither a .png nor an .svg file")
-    for flag, path in (("--save", save), ("--plot", plot)):
-        if path and not path.absolute().parent.is_dir():
-            raise ConfigError(f"{flag} {path}: there is no directory {path.parent}")
+    for path in (save, plot):
+        if path:
+            check_parent(path)
 
 
 def parse_request(

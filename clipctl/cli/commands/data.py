@@ -8,6 +8,7 @@ import typer
 
 from clipctl.cli import options, output
 from clipctl.errors import ConfigError, ExitCode
+from clipctl.files import check_parent
 
 if TYPE_CHECKING:
     from clipctl.config.layers import Layer
@@ -26,10 +27,12 @@ def inspect(
     from clipctl.cli.views import inspection
     from clipctl.config.layers import resolve
     from clipctl.data.inspection import inspect_data
-    from clipctl.data.sheet import source_sheet
+    from clipctl.data.sheet import check_sheet, source_sheet
     from clipctl.hardware.processes import interrupts_raised
 
     asked = resolve(layers)
+    if sheet:
+        check_sheet(sheet)
     with output.counting("decoding", "looking at the data") as (tell, progress), interrupts_raised():
         opened, found = inspect_data(
             asked.data,
@@ -126,8 +129,8 @@ def suspects(
         raise ConfigError("--folds must be 2 or more: each fold is judged by a model trained on the others")
     if sheet:
         check_sheet(sheet)
-    if out and not out.parent.is_dir():
-        raise ConfigError(f"there is no directory {out.parent} to write {out.name} to")
+    if out:
+        check_parent(out)
     with output.stops_said(), output.counting("embedding", "loading the model") as (tell, progress):
         from clipctl.inference.suspects import find_suspects, write_csv
         from clipctl.runs.rundir import runs_root

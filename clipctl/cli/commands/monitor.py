@@ -7,6 +7,7 @@ import typer
 
 from clipctl.cli import options, output
 from clipctl.errors import ConfigError, RunError
+from clipctl.files import check_parent
 
 
 def monitor(
@@ -72,11 +73,13 @@ def theme_of(name: str) -> str:
 
 
 def check_pictures(svg: Path | None, png: Path | None) -> None:
-    """Raise if a picture would be saved with the suffix of another format."""
+    """Raise if a picture cannot be saved there, or would be with the suffix of another format."""
     for path, kind, other in ((svg, "svg", "png"), (png, "png", "svg")):
         if path is not None and path.suffix.lower() != f".{kind}":
             hint = f"--{other} {path}" if path.suffix.lower() == f".{other}" else f"--{kind} {path.name}.{kind}"
             raise ConfigError(f"--{kind} writes a .{kind} file, got {path}", f"did you mean {hint}?")
+        if path is not None:
+            check_parent(path)
 
 
 def runs(context: typer.Context, runs_dir: options.RunsDir = None, json: options.Json = False) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from clipctl.cli import options, output
 from clipctl.cli.views import units
 from clipctl.errors import ClipctlError, ConfigError
+from clipctl.files import check_parent
 
 if TYPE_CHECKING:
     from clipctl.progress import Tell
@@ -31,6 +32,7 @@ def report(
     if len(runs) > MOST_RUNS:
         raise ConfigError(f"at most {MOST_RUNS} runs fit into one report, got {len(runs)}")
     path = out or Path(f"{plot}.png" if plot else "report.html")
+    check_parent(path)
     if plot:
         check_plot(plot, path)
     root = runs_root(runs_dir)
