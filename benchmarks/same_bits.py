@@ -94,17 +94,17 @@ class Tree:
         settings = (source / "clipctl" / "config" / "sections.py", source / "clipctl" / "config.py")
         known = next(file.read_text() for file in settings if file.exists())
         # What later revisions would decide by themselves is asked for as earlier ones did it.
-        self._as_before = ("--recipe", "plain") if "recipe:" in known else ()
+        self.as_before = ("--recipe", "plain") if "recipe:" in known else ()
         if "attention:" in known:
-            self._as_before += ("--set", "runtime.attention=fused")
-        self._environment = {**kept, "PYTHONPATH": str(source), "CLIPCTL_HOME": str(home / "app"), "COLUMNS": "100"}
+            self.as_before += ("--set", "runtime.attention=fused")
+        self.environment = {**kept, "PYTHONPATH": str(source), "CLIPCTL_HOME": str(home / "app"), "COLUMNS": "100"}
 
     def start(self, runs: Path, *arguments: str) -> "subprocess.Popen[bytes]":
         command = [sys.executable, "-m", "clipctl", "train", "--runs-dir", str(runs), *arguments]
         # In a directory of its own: what lies in the current one would be imported first.
         runs.mkdir(parents=True, exist_ok=True)
         return subprocess.Popen(
-            command, env=self._environment, cwd=runs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
+            command, env=self.environment, cwd=runs, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE
         )
 
     def finish(self, runs: Path, *arguments: str) -> None:
@@ -117,7 +117,7 @@ class Tree:
         """Carry out a case; `finisher` resumes it where it is killed."""
         name = f"case{number}"
         run = self.runs / name
-        arguments = (*case.arguments, *self._as_before, *FIXED, "--workers", str(case.workers), "--name", name)
+        arguments = (*case.arguments, *self.as_before, *FIXED, "--workers", str(case.workers), "--name", name)
         if case.is_killed:
             process = self.start(self.runs, *arguments)
             wait_for_a_step_past_a_checkpoint(run, process)

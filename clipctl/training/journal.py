@@ -135,6 +135,7 @@ class RunJournal(Journal):
         self._first_step, self._started_s, self._reported_s = 0, 0.0, 0.0
         self._recent: deque[dict[str, Any]] = deque(maxlen=metrics.WINDOW_STEPS)
         self._is_reported = True
+        self._retrieval: Retrieval | None = None  # of the latest evaluation
 
     def begin(self, attempt: int, step: int, course: Course) -> None:
         run, plan = self._run, self._plan
@@ -142,6 +143,7 @@ class RunJournal(Journal):
         run.write_tokenizer(plan.data.tokenizer.to_dict())
         run.write_environment(describe_environment(plan))
         self._attempt, self._first_step, self._step = attempt, step, step
+        self._retrieval = run.retrieval()
         self._writer = MetricsWriter(run.metrics_file, run.run_id)
         if attempt > 1:
             self._writer.write(metrics.RESUME, {"step": step, "attempt": attempt})
@@ -193,8 +195,9 @@ class RunJournal(Journal):
         assert course.evaluation is not None
         row = {"step": step, "epoch": course.evaluated_epochs, **course.evaluation.to_dict()}
         self._writer.write(metrics.EVAL, {**row, "eval_s": round(seconds, 4)})
-        earlier = self._run.retrieval()
-        self._run.write_retrieval(retrieval.after(earlier if earlier and earlier.step < step else None))
+        earlier = self._retrieval
+        self._retrieval = retrieval.after(earlier if earlier and earlier.step < step else None)
+        self._run.write_retrieval(self._retrieval)
         if step == 0:
             score = course.evaluation.score
             self._tell(lambda: self._watcher.say(f"before training: R@1 {score:.1%} on unseen pictures"))
