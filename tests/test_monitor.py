@@ -28,6 +28,7 @@ from clipctl.monitor.view import RunView
 from clipctl.monitor.watch import RunWatcher
 from clipctl.runs import metrics
 from clipctl.runs.metrics import MetricsWriter
+from clipctl.runs.retrieval import Near, Query, Retrieval
 from clipctl.runs.rundir import RunDir, RunStatus
 
 
@@ -469,6 +470,29 @@ def test_silence_is_measured_by_the_watchers_own_clock(run, monkeypatch):
     run.write_status("running", attempt=1, step=3, total_steps=10)
     writer.steps(4, 4)
     assert watcher.look(liveness.SILENCE_S + 2).state == "running"
+
+
+def retrieved(step, captions):
+    return Retrieval(step, 24, tuple(Query(caption, 1, None, (Near(0, 0.5, True),)) for caption in captions))
+
+
+@pytest.mark.parametrize("captions", [["short"], ["long " * 180] * 5])
+def test_what_was_retrieved_is_written_over_the_evaluation_before(run, captions):
+    for found in (retrieved(8, ["a red boat"] * 3), retrieved(16, captions), retrieved(24, ["a red boat"])):
+        run.write_retrieval(found)
+        assert run.retrieval() == found
+
+
+def test_what_is_just_being_written_is_read_at_the_next_look(run):
+    Writer(run.metrics_file, "run").steps(1, 16)
+    run.write_status("running", attempt=1, step=16, total_steps=20)
+    run.write_retrieval(retrieved(8, ["a red boat"]))
+    watcher = RunWatcher(run)
+    assert watcher.look(0.0).retrieval.step == 8
+    run.retrieval_file.write_text('{"step": 16, "candi')
+    assert watcher.look(1.0).retrieval.step == 8
+    run.write_retrieval(retrieved(16, ["a red boat"]))
+    assert watcher.look(2.0).retrieval.step == 16
 
 
 def test_a_snapshot_as_a_document(run):

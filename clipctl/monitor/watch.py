@@ -93,7 +93,7 @@ class RunWatcher:
         self._view = RunView()
         self._heartbeat: tuple[float, float] | None = None  # value, and when it was first seen
         self._progress: tuple[tuple[int, int], float] | None = None  # rows and batches, and when first seen
-        self._retrieval: tuple[int, Retrieval | None] | None = None
+        self._retrieval: tuple[int, Retrieval] | None = None
         self._cached: tuple[tuple[int, ...], TrainConfig, dict[str, Any]] | None = None
 
     def look(self, now_s: float) -> Snapshot:
@@ -138,9 +138,11 @@ class RunWatcher:
         undone."""
         changed_ns = _changed_ns(self.run.retrieval_file)
         if self._retrieval is None or self._retrieval[0] != changed_ns:
-            self._retrieval = (changed_ns, self.run.retrieval())
-        found = self._retrieval[1]
-        return found if found and found.step <= self._view.step else None
+            found = self.run.retrieval()
+            if found is not None:  # else it is being written at this moment, or there is none
+                self._retrieval = (changed_ns, found)
+        latest = self._retrieval[1] if self._retrieval else None
+        return latest if latest and latest.step <= self._view.step else None
 
     def _read(self) -> None:
         starts_over, chunks = self._tail.poll()

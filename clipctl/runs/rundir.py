@@ -40,6 +40,7 @@ _MADE_NAME = re.compile(r"\d{8}-\d{6}-.*-([0-9a-f]{4})", re.DOTALL)
 _MAX_NAME_BYTES = 200
 _HEADER_LIMIT_BYTES = 10_000
 _JSON_LIMIT_BYTES = 1_000_000
+_RETRIEVAL_BYTES = 4096  # room for longer ones later
 _PLANNING = ".planning-"  # followed by the process's number
 SHOWN_NAMES = 5  # of runs, in a message
 LOCK_WAIT_S = 0.2  # somebody may be looking whether it is held
@@ -338,9 +339,15 @@ class RunDir:
                 overwrite(self.status_file, text.encode())
 
     def write_retrieval(self, retrieval: Retrieval) -> None:
-        """Replace it, at every evaluation: atomic, but not synced. If the disk is full, the old one stays."""
-        with suppress(OSError), replaced(self.retrieval_file, durable=False) as partial:
-            partial.write_text(json.dumps(retrieval.to_dict()) + "\n", encoding="utf-8")
+        """Write over the previous one, at every evaluation: a new file each time would take longer than all the rest.
+        If the disk is full, the old one stays."""
+        content = (json.dumps(retrieval.to_dict()) + "\n").encode()
+        with suppress(OSError):
+            if self.retrieval_file.exists() and self.retrieval_file.stat().st_size >= len(content):
+                overwrite(self.retrieval_file, content)
+                return
+            with replaced(self.retrieval_file, durable=False) as partial:
+                partial.write_bytes(content.ljust(_RETRIEVAL_BYTES))
 
     def write_thumbnails(self, pictures: bytes) -> None:
         with suppress(OSError), replaced(self.thumbnails_file, durable=False) as partial:
