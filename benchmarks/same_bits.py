@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CSV_PICTURES, BROKEN_PICTURES = 80, 3
 # Threads and device are named: what `auto` would choose depends on the moment.
 FIXED = ("--device", "cpu", "--threads", "2")
-SHORT = ("--epochs", "6", "--save-every", "1e")
+SHORT = ("--epochs", "16", "--save-every", "1e")
 
 
 @dataclass(frozen=True)

@@ -411,6 +411,28 @@ def test_a_model_is_judged_by_the_pictures_it_was_not_trained_on(run, model):
     assert 0 <= found.modality_gap <= 2 and 0 <= found.calibration.error <= 1
 
 
+def test_the_temperature_fits_at_which_right_captions_are_most_likely():
+    """Against a softmax in 64 bits, with two captions a picture, on the same grid."""
+    rng, pictures = np.random.default_rng(0), 60
+    image, text = (rng.standard_normal((count, 8)).astype(np.float32) for count in (pictures, 2 * pictures))
+    owners = np.arange(2 * pictures) % pictures
+    text += image[owners]
+    image, text = (side / np.linalg.norm(side, axis=1, keepdims=True) for side in (image, text))
+    captions = [f"caption {number}" for number in range(2 * pictures)]
+    matches = Matches(owners.tolist(), captions, np.arange(pictures, dtype=np.uint64))
+    data = evaluation.EmbeddedData(image, text, owners, captions, matches, np.zeros((pictures, 1), np.float32), [])
+    found = evaluation.calibration(data, 20.0)
+
+    similarity = image.astype(np.float64) @ text.T
+    shares = {one: np.exp(one * similarity) for one in (20.0, *np.exp(np.linspace(0, np.log(200), 60)))}
+    shares = {one: weights / weights.sum(axis=1, keepdims=True) for one, weights in shares.items()}
+    right = owners == np.arange(pictures)[:, None]
+    likelihood = {one: np.log((share * right).sum(axis=1)).sum() for one, share in shares.items() if one != 20.0}
+    assert found.fitting_temperature == pytest.approx(1 / max(likelihood, key=likelihood.get))
+    assert found.sure == pytest.approx(shares[20.0].max(axis=1).mean(), rel=1e-4)
+    assert found.right == np.mean(right[np.arange(pictures), similarity.argmax(axis=1)])
+
+
 def test_guessing_takes_equal_captions_for_one_candidate():
     captions = ["a dog"] * 90 + [f"thing {number}" for number in range(10)]
     owners = np.arange(100)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from clipctl.data.bad import USABLE_HINT, BadPicture, BadPictureError, bad_counts
 from clipctl.data.baseline import SIDE_PX, nearest_pixels_recall, thumbnail
@@ -29,6 +30,7 @@ from clipctl.training.evaluate import BAND_QUERIES, accuracy_by_band, find_ranks
 RECALLS = (1, 5, 10)
 RESAMPLES, CONFIDENCE = 1000, 0.95
 CALIBRATED_ON = 2000  # pictures, at most
+LEAST_SHARE = 1e-12  # so that one picture without hope does not decide the temperature
 CACHED_VALUES = 500_000  # so few that computing with them again and again does not wait for memory
 HELD_VALUES = 30_000_000  # at the same time, at most: what bounds the memory however large the data are
 
@@ -221,13 +223,17 @@ def calibration(data: EmbeddedData, scale: float) -> Calibration:
     chosen = _spread(data, CALIBRATED_ON)
     for start in range(0, len(chosen), rows := max(1, CACHED_VALUES // len(different))):
         pictures = chosen[start : start + rows]
-        similarity = (data.image[pictures] @ data.text.T)[:, different]  # (B, D)
-        right = data.matches.rows(pictures)[:, different]
-        picks = np.arange(len(pictures)), similarity.argmax(axis=1)
-        sure.append(_shares(similarity, scale)[picks])
-        is_right.append(right[picks])
-        for number, one in enumerate(scales):
-            losses[number] -= np.log(np.maximum((_shares(similarity, one) * right).sum(axis=1), 1e-12)).sum()
+        similarity = torch.from_numpy((data.image[pictures] @ data.text.T)[:, different])  # (B, D)
+        right = torch.from_numpy(data.matches.rows(pictures)[:, different])
+        best, picks = similarity.max(dim=1, keepdim=True)
+        similarity -= best  # the shares of a softmax stay the same, and no exponential is too large
+        sure.append((1 / _weights(similarity, scale)).numpy())
+        is_right.append(right.gather(1, picks).squeeze(1).numpy())
+        # Only those of right captions; -inf fills up the rows of pictures that have fewer.
+        at_right = similarity.masked_fill(~right, -math.inf).topk(int(right.sum(dim=1).max())).values
+        for number, one in enumerate(scales.tolist()):
+            shares = _weights(at_right, one) / _weights(similarity, one)
+            losses[number] -= float(shares.clamp(min=LEAST_SHARE).log().sum())
     fitting = float(scales[int(np.argmin(losses))])
     return _calibrated(np.concatenate(sure), np.concatenate(is_right), 1 / scale, 1 / fitting)
 
@@ -243,9 +249,8 @@ def _calibrated(
     return Calibration(float(sure.mean()), float(is_right.mean()), float(error), temperature, fitting_temperature)
 
 
-def _shares(similarity: Vectors, scale: float) -> Vectors:
-    shares = np.exp(np.float32(scale) * (similarity - similarity.max(axis=1, keepdims=True)))
-    return np.asarray(shares / shares.sum(axis=1, keepdims=True))
+def _weights(similarity: Tensor, scale: float) -> Tensor:
+    return (scale * similarity).exp_().sum(dim=1)
 
 
 # --- zero-shot ------------------------------------------------------------------------------------------------
