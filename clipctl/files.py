@@ -5,6 +5,7 @@ import errno
 import io
 import json
 import os
+import shlex
 import shutil
 import stat
 import sys
@@ -38,7 +39,8 @@ def replaced(path: Path, *, durable: bool = True) -> Iterator[Path]:
 def check_parent(path: Path) -> None:
     """Raise if a file cannot be written because its directory does not exist: to be said before the work begins."""
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"there is no directory {path.parent} to write {path.name} to")
+        problem = f"there is no directory {path.parent} to write {path.name} to"
+        raise ConfigError(problem, f"create it first: mkdir -p {shlex.quote(str(path.parent))}")
 
 
 def discard(directory: Path) -> None:

@@ -12,7 +12,7 @@ from clipctl.data.formats.recognise import FORMATS
 from clipctl.data.sheet import source_sheet
 from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.data.template import template_of
-from clipctl.errors import DataError
+from clipctl.errors import ConfigError, DataError
 from tests.data import files
 
 TABLE = "image,caption\n0.jpg,a dog\n1.jpg,a cat\n"
@@ -53,8 +53,8 @@ def opened(source, **settings):
     return open_data(resolve([Layer("test", {"data.source": str(source), **settings})]).data)
 
 
-def check(call, *words):
-    with pytest.raises(DataError) as caught:
+def check(call, *words, kind=DataError):
+    with pytest.raises(kind) as caught:
         call()
     message, hint = str(caught.value), caught.value.hint
     assert hint and "\n" not in message + hint and all(word in message for word in words), (message, hint)
@@ -111,7 +111,6 @@ PLACES = {
     "synthetic and more": lambda photos: opened("synthetic", **{"data.val": str(table(photos))}),
     "no folder for a template": lambda photos: template_of(str(photos / "none"), from_names=False),
     "no pictures for a template": lambda photos: template_of(str(folder(photos, "x.md")), from_names=False),
-    "no place for a sheet": lambda photos: source_sheet(DRAWN, photos / "none" / "x.png"),
     "no sheet": lambda photos: source_sheet(DRAWN, photos / "x.xyz"),
 }
 
@@ -119,6 +118,10 @@ PLACES = {
 @pytest.mark.parametrize("case", PLACES)
 def test_places(photos, case):
     check(lambda: PLACES[case](photos))
+
+
+def test_no_place_for_a_sheet(photos):
+    check(lambda: source_sheet(DRAWN, photos / "none" / "x.png"), "none", "x.png", kind=ConfigError)
 
 
 def test_a_table_that_is_gone_is_no_dataset_on_the_hub(tmp_path, monkeypatch):
