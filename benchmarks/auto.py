@@ -2,7 +2,7 @@
 
     python benchmarks/auto.py [--presets tiny small base]
 
-Each preset begins with an empty application directory. The bar: 3 s or 2 % of the forecast run, whichever is less.
+Each preset begins with an empty application directory. The bar: 3 s or 2% of the forecast run, whichever is less.
 """
 
 import argparse

@@ -3,7 +3,7 @@
     python benchmarks/bench.py [--runs 2]
 
 1. The peak that the bench reports for products against plain timed loops before, between and after, in one process.
-2. `clipctl bench --sizes 1e6 1e7`, several times: seconds, and how many medians agree within 10 % with those of the run
+2. `clipctl bench --sizes 1e6 1e7`, several times: seconds, and how many medians agree within 10% with those of the run
    before, and in how many pairs of all runs all do; the same for plain loops of the same cases, made after each.
 3. `clipctl recommend-device --params 150M` from what was kept: seconds, as a whole program.
 """
@@ -91,7 +91,7 @@ def agreement(before: dict[tuple, float], after: dict[tuple, float]) -> str:
     ratios = {case: after[case] / before[case] for case in before.keys() & after.keys()}
     within = sum(map(agrees, ratios.values()))
     worst = max(ratios, key=lambda case: abs(ratios[case] - 1))
-    return f"{within} of {len(ratios)} within 10 %; furthest off: {worst}, {ratios[worst]:.2f}"
+    return f"{within} of {len(ratios)} within 10%; furthest off: {worst}, {ratios[worst]:.2f}"
 
 
 def agrees(ratio: float) -> bool:

@@ -4,7 +4,7 @@
 - open: ten million pairs from the index that was built before: below 1 s and 200 MB.
 - decode: pictures a second on one core at 224 px from 1024-px JPEGs, against the plain way (open, convert, resize,
   crop, to tensor, normalise), in turns: at least 2 times, and from the cache in memory at least 10 times.
-- step: the share of a step of `tiny` that data take, with pictures in the cache: below 5 %.
+- step: the share of a step of `tiny` that data take, with pictures in the cache: below 5%.
 """
 
 import argparse

@@ -12,7 +12,7 @@ several seeds, the others with one. The third table, if there is one, holds capt
     --table                  only print what --out holds
 
 The peers train their own model with their own loss and recipe, in the shape of the preset `tiny`: open_clip with AdamW
-(5e-4, 0.9, 0.98, weight decay 0.2), crops of 90 to 100 % and batches of 256; transformers with the defaults of its
+(5e-4, 0.9, 0.98, weight decay 0.2), crops of 90 to 100% and batches of 256; transformers with the defaults of its
 Trainer (AdamW, 5e-5, falling linearly) and batches of 64. Both need `pip install transformers`, `pip install --no-deps
 open_clip_torch` and `pip install ftfy regex`. torchvision is not needed: pictures are cropped here.
 """
@@ -257,14 +257,14 @@ def table_of(results):
         spread = f" ({min(scores):.1f} to {max(scores):.1f})" if len(runs) > 1 else ""
         unseen = [100 * one["unseen"] for one in runs if "unseen" in one]
         lines.append(
-            f"| {data} | {contender} | {len(runs)} | {statistics.mean(scores):.1f} %{spread} | "
-            f"{f'{statistics.mean(unseen):.1f} %' if unseen else '–'} | {runs[0]['parameters']:,} | "
+            f"| {data} | {contender} | {len(runs)} | {statistics.mean(scores):.1f}%{spread} | "
+            f"{f'{statistics.mean(unseen):.1f}%' if unseen else '–'} | {runs[0]['parameters']:,} | "
             f"{statistics.mean(one['epochs'] for one in runs):.0f} | "
             f"{statistics.mean(one['seconds'] for one in runs):.0f} of {asked_s:g} |"
         )
         if contender == "auto" and runs[0].get("baseline") is not None:
             lines.append(
-                f"| {data} | nearest picture by pixels | – | {100 * runs[0]['baseline']:.1f} % | – | – | – | – |"
+                f"| {data} | nearest picture by pixels | – | {100 * runs[0]['baseline']:.1f}% | – | – | – | – |"
             )
     return "\n".join(lines)
 
@@ -313,7 +313,7 @@ def main():
                 run = run_clipctl if contender in RECIPES else run_peer
                 result = run(contender, tables.split(","), asked.seconds, seed)
                 results.append({"data": data, "contender": contender, "seed": seed, "asked_s": asked.seconds, **result})
-                print(f"{data} {contender} {seed}: {100 * result['score']:.1f} %", file=sys.stderr, flush=True)
+                print(f"{data} {contender} {seed}: {100 * result['score']:.1f}%", file=sys.stderr, flush=True)
                 if asked.out:
                     with asked.out.open("a") as file:
                         file.write(json.dumps(results[-1]) + "\n")

@@ -2,7 +2,7 @@
 
 python benchmarks/retrieval.py [--evaluations 1000]
 
-Bars: 0.5 % of the run's time, 1 % of the size of its metrics file.
+Bars: 0.5% of the run's time, 1% of the size of its metrics file.
 """
 
 import argparse

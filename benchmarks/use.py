@@ -5,7 +5,7 @@
 report    a run of a million metric rows: under 15 s and 5 MB
 eval      100,000 pictures × 500,000 captions: the memory that ranking takes beyond the embeddings, which are random;
           --pictures and --dimensions make it shorter
-suspects  drawn scenes, 5 % of their captions swapped: at least 60 % of those are among the first 5 % that
+suspects  drawn scenes, 5% of their captions swapped: at least 60% of those are among the first 5% that
           `clipctl data suspects --folds 3` lists
 """
 

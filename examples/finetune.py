@@ -74,14 +74,14 @@ def main(directory: Path) -> None:
     print(f"{'R@1 on':<28} {'known':>8} {'shifted':>8} {'mixture':>8}")
     for name, run in (("from scratch", scratch), ("the base (step 0)", base), ("fine-tuned", tuned)):
         scores = [clipctl.evaluate(str(run), data) for data in tables.values()]
-        print(f"{name:<28} " + " ".join(f"{100 * one.score:>6.1f} %" for one in scores))
+        print(f"{name:<28} " + " ".join(f"{100 * one.score:>6.1f}%" for one in scores))
     models = read_models(runs, [str(base), str(tuned)])
     for alpha in ALPHAS:
         found = [
             candidates(models, [alpha], data_to_judge_by(models, [data]), lambda done, total: None)[0].scores["score"]
             for data in tables.values()
         ]
-        print(f"{f'merged, alpha {alpha:g}':<28} " + " ".join(f"{100 * one:>6.1f} %" for one in found))
+        print(f"{f'merged, alpha {alpha:g}':<28} " + " ".join(f"{100 * one:>6.1f}%" for one in found))
 
 
 if __name__ == "__main__":

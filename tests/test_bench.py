@@ -412,7 +412,7 @@ def test_what_fits_nowhere_ends_with_3_and_says_so():
     assert done.exit_code == 3 and "nothing fits" in done.stdout and "simulated" in done.stdout
 
 
-def test_an_imagined_machine_is_called_simulated():
+def test_a_machine_that_is_not_here_is_called_simulated():
     done = invoke("recommend-device", "--preset", "small", "--memory", "16G", "--devices", "cpu", "mps", "--json")
     document = json.loads(done.stdout)
     assert [one["simulated"] for one in document["candidates"]] == [True, True]
@@ -439,7 +439,7 @@ def test_a_saved_benchmark_forecasts_like_the_one_that_was_kept():
 
 
 @pytest.mark.parametrize("parameters", [100_000, 5_000_000, 50_000_000, 150_000_000, 10**9, 3 * 10**9])
-def test_a_model_of_any_size_can_be_imagined(parameters):
+def test_there_is_a_model_of_any_size(parameters):
     assert cost.parameters(model_of_size(parameters)) == pytest.approx(parameters, rel=0.1)
 
 
@@ -453,7 +453,7 @@ def test_what_was_measured_for_a_question_answers_it():
 def test_a_wrong_result_is_warned_of():
     result = replace(row("matmul", gflops=1.0), error=0.3)
     bench = measure._Bench(measure.BenchRequest(), [], lambda line: None, 0.0)
-    assert any("differs from the CPU's result by 30 %" in words for words in bench._warnings([result], 0.0))
+    assert any("differs from the CPU's result by 30%" in words for words in bench._warnings([result], 0.0))
 
 
 def test_a_size_is_judged_by_one_that_takes_long_enough_to_tell(monkeypatch):

@@ -78,7 +78,7 @@ def test_a_precision_whose_products_are_slow_is_never_stepped_through(machine):
 
 def test_what_was_asked_for_is_not_measured(machine):
     found = decided(precision="fp16", threads=1, device="cpu")
-    assert (found.precision.value, found.threads.value, found.device.reason) == ("fp16", 1, "as asked")
+    assert (found.precision.value, found.threads.value, found.device.reason) == ("fp16", 1, "as requested")
     assert machine.trials == []
 
 
@@ -130,7 +130,7 @@ def test_a_run_goes_on_as_it_began(machine):
     workload = Workload(config.model, 27, 60)
     found = decide(config, workload, 1000, before=Setting("cpu", "bf16", 1))
     assert (found.precision.value, found.threads.value) == ("bf16", 1)
-    assert found.precision.reason == found.threads.reason == found.device.reason == "as when the run began"
+    assert found.precision.reason == found.threads.reason == found.device.reason == "as when the run started"
     gone = decide(config, workload, 5, before=Setting("mps", "fp16", 1))
     assert gone.device.label == "cpu" and gone.precision.value == "fp32"
 
@@ -260,7 +260,7 @@ def test_attention_is_computed_in_the_way_that_is_faster_here(machine, monkeypat
     assert found.value == way and "times as fast as" in found.reason
     assert decided().attention == found and len(timed) == 1  # known from then on
     other = "plain" if way == "fused" else "fused"
-    assert decided(attention=other).attention == Choice(other, "as asked")
+    assert decided(attention=other).attention == Choice(other, "as requested")
 
 
 def test_a_short_run_does_not_measure_attention(machine, monkeypatch):
@@ -289,7 +289,7 @@ def test_a_run_keeps_its_way_of_attention_and_plain_needs_memory(monkeypatch):
     difference = plan.forecast.memory.activations_bytes - fused.forecast.memory.activations_bytes
     assert 3 * scores_bytes <= difference <= 12 * scores_bytes
     again = make_plan(plan.config)  # as a resumed run does
-    assert again.config.runtime.attention == "plain" and again.placement.attention.reason == "as asked"
+    assert again.config.runtime.attention == "plain" and again.placement.attention.reason == "as requested"
     free_bytes = (plan.forecast.memory_need.value + fused.forecast.memory_need.value) / 2 * 1.05
     small = replace(open_device("cpu"), memory_bytes=int(free_bytes) + plan.forecast.memory.pictures_bytes)
     monkeypatch.setattr(choice.devices, "open_device", lambda label: small)

@@ -249,12 +249,12 @@ def test_commands_start_without_what_they_do_not_need(words, tmp_path):
     ("share", "words"),
     [
         (None, "–"),
-        (0, "0 %"),
-        (1 / 20_000, "0.005 %"),
-        (1 / 200, "0.5 %"),
-        (0.01, "1 %"),
-        (1 / 24, "4 %"),
-        (1, "100 %"),
+        (0, "0%"),
+        (1 / 20_000, "0.005%"),
+        (1 / 200, "0.5%"),
+        (0.01, "1%"),
+        (1 / 24, "4%"),
+        (1, "100%"),
     ],
 )
 def test_a_share_below_one_per_cent_is_not_called_nothing(share, words):

@@ -421,7 +421,7 @@ def test_preflight(gpu, passed, verdict, words):
 @pytest.mark.parametrize(
     ("plugged", "verdict", "words"),
     [
-        (True, "ok", "adapter connected, battery at 80 %"),
+        (True, "ok", "adapter connected, battery at 80%"),
         (False, "warn", "adapter not connected"),
         (None, "ok", "adapter –"),
     ],
@@ -482,7 +482,7 @@ def test_load_names_the_busiest_program(monkeypatch, cores, verdict):
     monkeypatch.setattr(psutil, "process_iter", lambda: iter([*programs, mine]))
     monkeypatch.setattr(sensors, "OtherLoad", lambda: SimpleNamespace(cores=lambda: cores))
     found = look(checkup.check_load)
-    assert found.verdict == verdict and ("most by browser (150 % of a core)" in found.value) == (verdict == "warn")
+    assert found.verdict == verdict and ("most by browser (150% of a core)" in found.value) == (verdict == "warn")
 
 
 @pytest.mark.parametrize(("days", "words"), [(0, "run today"), (1.2, "run yesterday"), (40.5, "run 40 days ago")])

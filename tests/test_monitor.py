@@ -127,7 +127,7 @@ def test_smoothing_has_no_bias_to_the_first_value():
 @pytest.mark.parametrize("steps", [60, 400, 5000])
 @pytest.mark.parametrize("fall", ["exponential", "power", "cliff"])
 def test_the_smoothed_loss_lies_inside_the_data(steps, fall):
-    """Against a centred median of eleven steps: on average within 2 % of the loss, to neither side."""
+    """Against a centred median of eleven steps: on average within 2% of the loss, to neither side."""
     chance, losses = random.Random(0), []
     for step in range(1, steps + 1):
         share = step / steps

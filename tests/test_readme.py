@@ -78,7 +78,7 @@ def place(runs, tmp_path_factory):
     for name in ("test.csv", "captions.csv"):
         (place / name).write_text(f"filepath,caption\n{rows}")
     found = load_model(CheckpointStore(RunDir.find(runs, "a1f3")).named("last"))
-    export_libraries(found, place / "hub", ("transformers",), Card("hub", "a run"))
+    export_libraries(found, place / "clip-vit-b32", ("transformers",), Card("hub", "a run"))
     model = clipctl.load("a1f3", runs_dir=runs)
     refresh(place / "photos.index", model, open_gallery([str(place / "photos")]), ["photos"])
     return place
@@ -88,7 +88,7 @@ def place(runs, tmp_path_factory):
 def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp_path):
     uses = {"template", "search", "embed", "classify", "eval", "browse", "report", "export", "import", "merge"}
     uses |= {"suspects", "test.csv", "captions.csv", "photos.index"}
-    monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(place / "hub", "0123abcd"))
+    monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(place / "clip-vit-b32", "0123abcd"))
     for made in ("my-clip", "merged", "web", "mac"):
         shutil.rmtree(place / made, ignore_errors=True)
     is_use = bool(uses & set(command.split()))
@@ -140,7 +140,7 @@ def test_a_newcomer_can_follow_the_task_pages(place, tmp_path, monkeypatch):
     """Page after page, in a directory that holds pictures and nothing else."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CLIPCTL_RUNS", raising=False)
-    monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(place / "hub", "0123abcd"))
+    monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(place / "clip-vit-b32", "0123abcd"))
     monkeypatch.setattr("clipctl.report.browse.Server.serve_forever", lambda server: None)
     monkeypatch.setattr("webbrowser.open", lambda address: True)
     source = SyntheticSource(24, seed=0, validation=True)

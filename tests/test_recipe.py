@@ -165,14 +165,14 @@ def test_steps_fill_the_time_and_evaluations_take_their_share(pace):
     assert plan.schedule.total_steps == plan.config.train.steps
     assert plan.config.train.epochs == math.ceil(plan.schedule.total_steps / plan.schedule.steps_per_epoch)
     assert 2 <= plan.schedule.evaluations <= recipe.EVALUATIONS + 1
-    assert any(re.search(r"expected to reach about \d+% of its final R@1", words) for words in plan.recipe)
+    assert any(re.search(r"epochs should give about \d+% of the R@1 that more time would", words) for words in plan.recipe)
     assert any("(chosen)" in words for words in plan.alternatives) and len(plan.alternatives) >= 4
 
 
 def test_without_a_time_real_data_get_a_budget_by_rule_and_nothing_is_measured(pace, shapes):
     first, second = (prepare(layer(**shapes)).plan for _ in range(2))
     assert first.config == second.config and not pace
-    assert first.schedule.epochs <= ENOUGH_PASSES and any("passes: up to" in words for words in first.recipe)
+    assert first.schedule.epochs <= ENOUGH_PASSES and any("epochs (the most)" in words for words in first.recipe)
     assert first.schedule.evaluations <= recipe.EVALUATIONS
 
 
@@ -301,7 +301,7 @@ def test_the_number_of_steps_follows_the_pace():
     assert deadline.corrected_steps(13, 100) == 65  # 13 steps took 10 s
     assert deadline.corrected_steps(14, 65) is None  # not again before a quarter
     clock.now_s = 126.0 - 1
-    assert deadline.corrected_steps(33, 65) is None  # within 2 %
+    assert deadline.corrected_steps(33, 65) is None  # within 2%
     clock.now_s = 149.0
     assert deadline.corrected_steps(60, 65) == 61  # late: one more step, to end with an evaluation
     assert deadline.corrected_steps(64, 65) is None
@@ -320,7 +320,7 @@ def test_a_run_with_a_time_limit_is_corrected_and_resumes_to_the_same_bits(shape
     summary = session.train()
     assert summary.steps == planned // 2
     (event,) = rows(session.run, "event")
-    assert event["message"] == f"{planned // 2} steps instead of {planned}, to end in time"
+    assert event["message"] == f"{planned // 2} steps instead of {planned}, to end on time"
     expected = weights(session.run)
     for checkpoint in CheckpointStore(session.run).all():
         if checkpoint.step > event["step"]:

@@ -58,7 +58,7 @@ def crossing(sizes: Sequence[int], ratios: Sequence[float]) -> float | None:
 
 
 def bootstrap(sizes: Sequence[int], on_cpu: Samples, on_device: Samples) -> tuple[float, float]:
-    """95 % bootstrap interval of the crossing, from resampled times; limited to the measured sizes."""
+    """95% bootstrap interval of the crossing, from resampled times; limited to the measured sizes."""
     rng = random.Random(0)
     found = []
     for _ in range(RESAMPLES):

@@ -175,10 +175,10 @@ class _Bench:
         for row in rows:
             if row.error is not None and row.dtype == "fp32" and not row.error <= WRONG_ERROR:
                 words = f"{row.operation} of {row.size:,} on {row.device}"
-                yield f"{words} differs from the CPU's result by {100 * row.error:.3g} %"
+                yield f"{words} differs from the CPU's result by {100 * row.error:.3g}%"
         if noisy := [row for row in rows if row.is_noisy]:
             yield (
-                f"{len(noisy)} of {len(rows)} results spread by more than 10 %: the machine was not quiet "
+                f"{len(noisy)} of {len(rows)} results spread by more than 10%: the machine was not quiet "
                 f"(power saving, heat or other programs)"
             )
 

@@ -1,7 +1,7 @@
 """`clipctl recommend-device`: which device for a model of this size, why, what would change the answer. No torch."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -41,7 +41,7 @@ class Question:
     precision: str = "auto"
     pairs: int = ASSUMED_PAIRS
     epochs: int = LoopConfig.epochs
-    memory_bytes: int | None = None  # of a machine to imagine
+    memory_bytes: int | None = None  # of a machine to simulate
     devices: tuple[str, ...] | None = None  # None: those of this machine
 
     @property
@@ -57,7 +57,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Candidate:
-    """A device, what the model would take on it, and whether it is only imagined."""
+    """A device, what the model would take on it, and whether it is only simulated."""
 
     name: str
     simulated: bool
@@ -169,23 +169,27 @@ def recommend(question: Question, profile: Profile) -> Recommendation:
 # --- the devices ----------------------------------------------------------------------------------------------
 
 
+def _is_here(kind: str, here: Collection[str]) -> bool:
+    """Whether this machine, which has these kinds of device, has this one."""
+    return kind in here or (kind == HYBRID and len(here) > 1)
+
+
 def _places(question: Question, profile: Profile) -> list[tuple[Place, str, bool]]:
-    """Devices to compare, what they are called, and whether each is only imagined."""
+    """Devices to compare, what they are called, and whether each is only simulated."""
     here = {facts.kind: facts for facts in profile.devices}
     asked = question.devices or (*here, *([HYBRID] if len(here) > 1 else [])) or ("cpu",)
     found = []
     for name in asked:
         kind = next((known for known in here if name in (known, known.split(":")[0])), name)
         if kind not in (*here, HYBRID) and kind.split(":")[0] not in ("cpu", "mps", "cuda"):
-            raise ConfigError(f"unknown device {kind!r}", f"here: {', '.join(here)}; mps and cuda can be imagined")
-        is_here = kind in here or (kind == HYBRID and len(here) > 1)
+            raise ConfigError(f"unknown device {kind!r}", f"here: {', '.join(here)}; mps and cuda can be simulated")
         title = here[kind].name if kind in here else "pictures on the accelerator, captions on the CPU"
-        if not is_here:
-            title = f"an imagined {kind}"
+        if not _is_here(kind, here):
+            title = f"a simulated {kind}"
         accelerator = next((known for known in here if known != "cpu"), kind) if kind == HYBRID else kind
         limit = product_limit(accelerator.split(":")[0], here[accelerator].name if accelerator in here else "")
         place = Place(kind, _available(kind, question.memory_bytes, here), limit)
-        found.append((place, title, not is_here or question.memory_bytes is not None))
+        found.append((place, title, not _is_here(kind, here) or question.memory_bytes is not None))
     return found
 
 
@@ -246,9 +250,9 @@ def _assumptions(question: Question, profile: Profile, candidates: Sequence[Cand
     ]
     if question.memory_bytes is not None:
         words.append(f"simulated: a machine with {question.memory_bytes / 2**30:.3g} GiB of memory")
-    imagined = [one.device for one in candidates if one.simulated and one.name.startswith("an imagined")]
-    if imagined:
-        words.append(f"simulated: this machine has no {', '.join(imagined)}")
+    kinds = [facts.kind for facts in profile.devices]
+    if absent := [one.device for one in candidates if not _is_here(one.device, kinds)]:
+        words.append(f"simulated: this machine has no {', '.join(absent)}")
     steps = [one.ranked.step_s for one in candidates if one.device == "mps"]
     if any(step and step.basis == "prior" for step in steps):
         speedup = apple_speedup(cost.parameters(question.model))
@@ -304,6 +308,6 @@ def profile_of(result: BenchResult) -> Profile:
         if row.workload
     ]
     rates = [Rates(one.device, one.dtype, one.threads, one.gflops) for one in result.peaks]
-    # What they have free is not known: whoever asks imagines a machine with as much memory.
+    # What they have free is not known: whoever asks assumes a machine with as much memory.
     facts = [DeviceFacts(device, device, 0) for device in dict.fromkeys(row.device for row in result.results)]
     return Profile(result.machine).with_steps(steps).with_rates(rates).with_devices(facts)

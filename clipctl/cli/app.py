@@ -82,7 +82,7 @@ checkpoints.command("merge", cls=SpreadCommand)(merge.merge)
 for name, command in {**checkpoint.COMMANDS, **convert.COMMANDS}.items():
     checkpoints.command(name, cls=LightCommand)(command)
 app.add_typer(checkpoints, name="checkpoint")
-datasets = typer.Typer(cls=Commands, help="Look at pictures and captions before training.", no_args_is_help=True)
+datasets = typer.Typer(cls=Commands, help="Inspect pictures and captions, and find wrong ones.", no_args_is_help=True)
 datasets.command("inspect", cls=LightCommand)(data.inspect)
 datasets.command("template", cls=LightCommand)(data.template)
 datasets.command("suspects", cls=LightCommand)(data.suspects)

@@ -84,7 +84,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "checkpoint merge": (
         ("Average two models", "clipctl checkpoint merge a1f3 b2e4 -o merged"),
         (
-            "Try three mixtures with the model it started from, and keep the best",
+            "Mix a fine-tuned run with its base in three ratios, and keep the best",
             "clipctl checkpoint merge a1f3@base a1f3 --alpha 0 0.5 1 -o merged",
         ),
     ),
@@ -93,14 +93,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
             "Turn a model from the hub into one of clipctl's",
             "clipctl checkpoint import openai/clip-vit-base-patch32 -o my-clip",
         ),
-        ("The same from a directory on this machine", "clipctl checkpoint import hub -o my-clip"),
+        ("The same from a directory on this machine", "clipctl checkpoint import clip-vit-b32 -o my-clip"),
     ),
     "checkpoint export": (
         ("For transformers and open_clip", "clipctl checkpoint export a1f3 -o my-clip"),
         ("For onnxruntime and the browser, small", "clipctl checkpoint export a1f3 --to onnx --int8 -o web"),
     ),
     "data": (
-        ("See how your data are read", "clipctl data inspect captions.csv"),
+        ("See how your data is read", "clipctl data inspect captions.csv"),
         ("Start a table of captions for a folder of pictures", "clipctl data template photos > captions.csv"),
         ("Find captions that do not fit their picture", "clipctl data suspects a1f3"),
     ),
@@ -134,7 +134,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "embed": (
         ("Make an index of a folder", "clipctl embed a1f3 photos -o photos.index"),
-        ("Bring it up to date: the same command again", "clipctl embed a1f3 photos -o photos.index"),
+        ("Update it with the same command", "clipctl embed a1f3 photos -o photos.index"),
     ),
     "search": (
         ("Search a folder by words", 'clipctl search photos "a red boat" --model a1f3'),

@@ -70,7 +70,7 @@ DATA_FLAGS = (
     Flag("--format", "data.format", "NAME", f"{FORMATS}; default: detected.", _DATA),
     Flag("--image-column", "data.image_column", "NAME", "Column or key of the pictures.", _DATA),
     Flag("--caption-column", "data.caption_column", "NAME", "Column or key of the captions, comma-separated.", _DATA),
-    Flag("--image-root", "data.image_root", "DIR", "Directory that relative picture paths start from.", _DATA),
+    Flag("--image-root", "data.image_root", "DIR", "Directory against which relative paths are resolved.", _DATA),
     Flag("--separator", "data.separator", "CHARACTER", "Separator of a table: ',' '|' ';' or tab.", _DATA),
     Flag("--val", "data.val", "DATA", "Validation data; default: a part of DATA.", _DATA),
     Flag(
@@ -83,16 +83,18 @@ DATA_FLAGS = (
     Flag("--max-bad", "data.max_bad", "SHARE", "Share of pictures that may be unusable; default: 5%.", _DATA),
     Flag("--tokenizer", "data.tokenizer", "NAME", "words, characters, bpe:4096, or a tokenizer.json.", _DATA, True),
 )
-PRESET_FLAG = Flag("--preset", "preset", "NAME", "tiny (default), small, base, medium, large or huge.", _MODEL, True)
+PRESET_FLAG = Flag(
+    "--preset", "preset", "NAME", "tiny, small, base, medium, large or huge; default: by recipe.", _MODEL, True
+)
 TRAIN_FLAGS = (
     *DATA_FLAGS,
     Flag("--cache", "runtime.cache", "WHERE", "Picture cache: auto (default), ram, disk or off.", _DATA, True),
     PRESET_FLAG,
     Flag("--layout", "layout", "NAME", "auto, or clip: a model that other CLIP libraries load.", _MODEL, True),
     Flag("--from", "tune.base", "MODEL", "Start from a run, a model's directory, or a hub name.", _MODEL, True),
-    Flag("--lock", "tune.lock", "TOWER", "With --from, freeze image, text or both; image:2 trains 2 blocks.", _MODEL),
+    Flag("--lock", "tune.lock", "TOWER", "With --from, freeze image, text or both; image:2: but for 2 blocks.", _MODEL),
     Flag("--lora", "tune.lora", "RANK", "With --from, train only added low-rank matrices.", _MODEL),
-    Flag("--recipe", "recipe", "NAME", "auto: decided from data and time; plain: as in 0.1.", _TRAINING, True),
+    Flag("--recipe", "recipe", "NAME", "auto: chosen for your data and time; plain: fixed defaults.", _TRAINING, True),
     Flag("--time", "train.time", "10m", "Time limit; model and training are chosen to fit it.", _TRAINING, True),
     Flag("--epochs", "train.epochs", "N", "Passes over the training data.", _TRAINING, True),
     Flag("--steps", "train.steps", "N", "Stop after this many steps instead.", _TRAINING, True),
@@ -100,16 +102,37 @@ TRAIN_FLAGS = (
     Flag("--micro-batch", "train.micro_batch", "N", "Pairs kept in memory at once; default: auto.", _TRAINING, True),
     Flag("--lr", "optim.lr", "RATE", "Peak learning rate.", _TRAINING, True),
     Flag("--patience", "train.patience", "N", "Stop after N evaluations without a new best.", _TRAINING, True),
-    Flag("--seed", "train.seed", "N", "Same seed and threads, same weights.", _TRAINING, True),
-    Flag("--save-every", "save.every", "N", "5epochs (default), 500steps, 10min or 2h.", _CHECKPOINTS, True),
+    Flag("--seed", "train.seed", "N", "Same seed and number of threads: same weights.", _TRAINING, True),
+    Flag(
+        "--save-every",
+        "save.every",
+        "N",
+        "5epochs, 500steps, 10min or 2h; default: 1min.",
+        _CHECKPOINTS,
+        True,
+    ),
     Flag("--keep-last", "save.keep_last", "N", "Newest checkpoints to keep; default: 2.", _CHECKPOINTS, True),
     Flag("--keep-best", "save.keep_best", "N", "Best checkpoints to keep; default: 1.", _CHECKPOINTS, True),
     Flag("--device", "runtime.device", "NAME", "auto (default: measured), cpu, mps, cuda:N or hybrid.", _MACHINE, True),
     Flag("--precision", "runtime.precision", "NAME", "auto (default: measured), fp32, bf16 or fp16.", _MACHINE, True),
-    Flag("--threads", "runtime.threads", "N", "CPU threads; default: one per usable core.", _MACHINE, True),
+    Flag(
+        "--threads",
+        "runtime.threads",
+        "N",
+        "CPU threads; default: measured, one per core or fewer.",
+        _MACHINE,
+        True,
+    ),
     Flag("--workers", "runtime.workers", "N", "Processes that load pictures; default: automatic.", _MACHINE, True),
     Flag("--recompute", "runtime.recompute", "", "Much less memory for a third more work.", _MACHINE, is_switch=True),
-    Flag("--shard", "runtime.shard", "", "Also shard the model across the processes.", _MACHINE, is_switch=True),
+    Flag(
+        "--shard",
+        "runtime.shard",
+        "",
+        "Shard the model across the processes (FSDP).",
+        _MACHINE,
+        is_switch=True,
+    ),
     Flag("--compile", "runtime.compile", "", "Use torch.compile; no gain on a CPU.", _MACHINE, is_switch=True),
 )
 
@@ -200,9 +223,12 @@ Detach = Annotated[bool, _switch("--detach", "Train in the background; it outliv
 DryRun = Annotated[bool, _switch("--dry-run", "Print the plan; create no run.", _RUN)]
 Json = Annotated[bool, _switch("--json", "Print one JSON document to stdout.", _OUTPUT)]
 
-Run = Annotated[str | None, _argument("RUN", "Its name, or the beginning or end of it; default: the one running.")]
+Run = Annotated[
+    str | None,
+    _argument("RUN", "Name of the run, or the beginning or end of it; default: the one in progress, else the latest."),
+]
 RunToStop = Annotated[
-    str | None, _argument("RUN", "Its name, or the beginning or end of it; default: the only one running.")
+    str | None, _argument("RUN", "Name of the run, or the beginning or end of it; default: the only one running.")
 ]
 Once = Annotated[bool, _switch("--once", "Print the dashboard once and exit.")]
 All = Annotated[bool, _switch("--all", "List all runs instead.")]
@@ -219,7 +245,7 @@ WaitSeconds = Annotated[
     float, typer.Option("--timeout", metavar="SECONDS", min=0, help="How long to wait until it has stopped.")
 ]
 
-Runs = Annotated[list[str] | None, _argument("RUN", "Runs, by name or the beginning or end of it; default: all.")]
+Runs = Annotated[list[str] | None, _argument("RUN", "Names of runs, or the beginning or end of them; default: all.")]
 Checkpoints = Annotated[
     list[str] | None,
     _argument("WHAT", "Runs, RUN@best, RUN@last, RUN@STEP, directories or indexes; default: all runs."),
@@ -234,7 +260,10 @@ KeepLastOf = Annotated[int, typer.Option("--keep-last", metavar="N", min=1, help
 KeepBestOf = Annotated[int, typer.Option("--keep-best", metavar="N", min=1, help="Best checkpoints to keep.")]
 
 Model = Annotated[str, _argument("MODEL", "A run (its best checkpoint), RUN@last, a model's directory, or a hub name.")]
-ModelOf = Annotated[str | None, _option("--model", "Model for a folder that has no index yet.", None, "MODEL")]
+ModelOf = Annotated[
+    str | None,
+    _option("--model", "For a folder, or an index whose run was renamed: its model.", None, "MODEL"),
+]
 Places = Annotated[list[str], _argument("PATH", "Folders (recursive), pictures, tables, JSON or tar shards.")]
 ModelOut = Annotated[Path, _option("-o", "Directory to write; must not exist.", None, "DIR")]
 TokenizerFile = Annotated[
@@ -276,11 +305,11 @@ Folds = Annotated[
     typer.Option("--folds", metavar="N", min=0, max=20, help="Judge each of N folds by a model trained on the others."),
 ]
 SuspectsOut = Annotated[Path | None, _option("-o", "Write all pairs as CSV, to edit.", None, "FILE")]
-RunsToReport = Annotated[list[str], _argument("RUN", "By name, or the beginning or end of it; several are compared.")]
+RunsToReport = Annotated[list[str], _argument("RUN", "Names of runs, or the beginning or end of them.")]
 ReportOut = Annotated[Path | None, _option("-o", "File to write; default: report.html.", None, "FILE")]
-RunToExport = Annotated[str, _argument("RUN", "Its name, or the beginning or end of it.")]
-RunsToRemove = Annotated[list[str], _argument("RUN", "By name, or the beginning or end of it.")]
-RunsToCompare = Annotated[list[str], _argument("RUN", "Two or more, by name, or the beginning or end of it.")]
+RunToExport = Annotated[str, _argument("RUN", "Name of the run, or the beginning or end of it.")]
+RunsToRemove = Annotated[list[str], _argument("RUN", "Name of a run, or the beginning or end of it.")]
+RunsToCompare = Annotated[list[str], _argument("RUN", "Names of two or more runs, or the beginning or end of them.")]
 NewName = Annotated[str, _argument("NEW", "The new name.")]
 ExportTo = Annotated[str, typer.Option("--to", metavar="NAME", help="csv or tensorboard.")]
 ExportOut = Annotated[Path | None, _option("-o", "Directory to write to; default: RUN-csv.", None, "DIR")]
@@ -322,14 +351,14 @@ Compare = Annotated[Path | None, _option("--compare", "Compare with saved result
 Plot = Annotated[Path | None, _option("--plot", "Plot the results: PNG or SVG.", _OUTPUT, "FILE")]
 
 _QUESTION = "The model"
-_IMAGINED = "The machine"
+_ASSUMED = "The machine"
 Params = Annotated[str | None, _option("--params", "Number of parameters.", _QUESTION, "150M")]
 PresetOf = Annotated[str | None, _option("--preset", "tiny, small, base, medium, large or huge.", _QUESTION, "NAME")]
 ConfigOf = Annotated[Path | None, _option("--config", "YAML file with settings.", _QUESTION, "FILE")]
 BatchSizeOf = Annotated[str | None, _option("--batch-size", "Default: the preset's.", _QUESTION, "N")]
 PrecisionOf = Annotated[str, _option("--precision", "auto (default), fp32, bf16 or fp16.", _QUESTION, "NAME")]
 Pairs = Annotated[str | None, _option("--pairs", "Pairs per epoch; default: 10,000.", _QUESTION, "N")]
-MemoryOf = Annotated[str | None, _option("--memory", "Imagine a machine with this much memory.", _IMAGINED, "8G")]
+MemoryOf = Annotated[str | None, _option("--memory", "Assume a machine with this much memory.", _ASSUMED, "8G")]
 Nodes = Annotated[
     int | None,
     typer.Option(
@@ -337,12 +366,12 @@ Nodes = Annotated[
         metavar="N",
         min=2,
         max=4096,
-        help="Imagine up to N machines like this one training together.",
-        rich_help_panel=_IMAGINED,
+        help="Assume up to N machines like this one training together.",
+        rich_help_panel=_ASSUMED,
     ),
 ]
 Bandwidth = Annotated[
-    str, _option("--bandwidth", "With --nodes: bandwidth between them; default: 1Gbps.", _IMAGINED, "1Gbps")
+    str, _option("--bandwidth", "With --nodes: bandwidth between them; default: 1Gbps.", _ASSUMED, "1Gbps")
 ]
 Price = Annotated[
     float | None,
@@ -351,17 +380,17 @@ Price = Annotated[
         metavar="AMOUNT",
         min=0.0,
         help="With --nodes: price of one machine per hour.",
-        rich_help_panel=_IMAGINED,
+        rich_help_panel=_ASSUMED,
     ),
 ]
 DevicesOf = Annotated[
     list[str] | None,
-    _option("--devices", "Devices to compare; mps and cuda can be imagined.", _IMAGINED, "NAME..."),
+    _option("--devices", "Devices to compare; mps and cuda can be simulated.", _ASSUMED, "NAME..."),
 ]
 Results = Annotated[
-    Path | None, _option("--results", "Results of bench --save, even from another machine.", _IMAGINED, "FILE")
+    Path | None, _option("--results", "Results of bench --save, even from another machine.", _ASSUMED, "FILE")
 ]
-Measure = Annotated[bool, _switch("--measure", "Time real steps of this model first.", _IMAGINED)]
+Measure = Annotated[bool, _switch("--measure", "Time real steps of this model first.", _ASSUMED)]
 Issue = Annotated[bool, _switch("--issue", "Print a block to paste into a bug report instead.")]
 CommandWords = Annotated[list[str] | None, _argument("COMMAND", "Such as train, or checkpoint show.")]
 Shell = Annotated[str, _argument("SHELL", "bash, zsh or fish.")]

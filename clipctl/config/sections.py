@@ -55,9 +55,9 @@ def check_template(text: str) -> None:
 def check_tokenizer(text: str) -> None:
     name, _, number = text.partition(":")
     if name == "bpe" and not (number.isdecimal() and 300 <= int(number) <= 1_000_000):
-        raise ValueError("bpe:VOCABULARY with 300 symbols or more, such as bpe:4096")
+        raise ValueError("bpe:VOCABULARY with 300 tokens or more, such as bpe:4096")
     if name == "words" and number and not (number.isdecimal() and 100 <= int(number) <= 1_000_000):
-        raise ValueError("words, or words:VOCABULARY with 100 symbols or more, such as words:4096")
+        raise ValueError("words, or words:VOCABULARY with 100 tokens or more, such as words:4096")
     if name == "characters" and number:
         raise ValueError("characters, words, bpe:4096, or the path of a tokenizer.json")
 

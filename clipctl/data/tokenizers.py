@@ -210,7 +210,7 @@ def package() -> Any:
     except ImportError:
         raise DataError(
             "this tokenizer needs the tokenizers package, which is not installed",
-            "pip install 'clipctl[hub]', or leave out --tokenizer to use characters",
+            "pip install 'clipctl[hub]', or pass --tokenizer words",
         ) from None
     return tokenizers
 

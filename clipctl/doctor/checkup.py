@@ -217,7 +217,7 @@ def check_power() -> tuple[str, list[Problem]]:
         fact = "no battery" if read else "battery –"
     else:
         adapter = {True: "adapter connected", False: "adapter not connected", None: "adapter –"}[battery.power_plugged]
-        fact = f"{adapter}, battery at {battery.percent:.0f} %"
+        fact = f"{adapter}, battery at {battery.percent:.0f}%"
         if battery.power_plugged is False:
             words = "training is slower on battery, and measurements are not representative"
             problems.append(Problem("warn", words, "connect the power adapter"))
@@ -240,7 +240,7 @@ def check_load() -> tuple[str, list[Problem]]:
     problems = []
     if cores > sensors.BUSY_CORES:
         share, name = max(((_share(one), _name(one)) for one in processes), default=(0.0, "–"))
-        words = f"most by {name} ({share:.0%} of a core)".replace("%", " %")
+        words = f"most by {name} ({share:.0%} of a core)"
         problems.append(Problem("warn", words, "close it or wait: it slows down training and distorts measurements"))
     return f"other programs keep {cores:.2f} cores busy", problems
 

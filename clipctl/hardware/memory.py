@@ -69,7 +69,7 @@ def keep_freed_memory() -> bool:
     A step frees hundreds of megabytes of activations and gradients and allocates them again in the next one. Each
     round trip costs a page fault per 4 KiB: measured for the `small` preset, 30,000 to 230,000 faults and 0.3 to 3 s
     per step, and none with this setting. The peak stays the same. Huge pages as well (torch's THP_MEM_ALLOC_ENABLE)
-    gained nothing: `small` at batch 12 took 4.5 to 4.8 s per step instead of 4.5, and 9 % more memory.
+    gained nothing: `small` at batch 12 took 4.5 to 4.8 s per step instead of 4.5, and 9% more memory.
     """
     if sys.platform != "linux":
         return False

@@ -152,7 +152,7 @@ def rank(data: EmbeddedData) -> Ranks:
 
 
 def interval(values: NDArray[np.float64]) -> tuple[float, float]:
-    """The middle 95 % of resampled values."""
+    """The middle 95% of resampled values."""
     low, high = np.quantile(values, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
     return float(low), float(high)
 
@@ -354,6 +354,7 @@ class Difference(NamedTuple):
 
 
 def difference(first: ModelScores, other: ModelScores) -> Difference:
-    """Paired: both are resampled alike, so that variation from the data cancels out."""
+    """By how much the first scores higher. Paired: both are resampled alike, so that variation from the data cancels
+    out."""
     drawn = [(one.resamples["i2t_r1"] + one.resamples["t2i_r1"]) / 2 for one in (first, other)]
-    return Difference(other.score - first.score, *interval(drawn[1] - drawn[0]))
+    return Difference(first.score - other.score, *interval(drawn[0] - drawn[1]))

@@ -131,7 +131,7 @@ def _scores(card: Card) -> list[str]:
     if not any(value is not None for row in rows.values() for value in row):
         return []
     table = [
-        f"| {sides[side]} | " + " | ".join("–" if one is None else f"{100 * one:.1f} %" for one in row) + " |"
+        f"| {sides[side]} | " + " | ".join("–" if one is None else f"{100 * one:.1f}%" for one in row) + " |"
         for side, row in rows.items()
     ]
     return ["## Scores on held-out pictures", "", "| | R@1 | R@5 | R@10 |", "|---|---|---|---|", *table, ""]

@@ -153,7 +153,8 @@ def fastest(
     for stand_in in smaller:
         if all(model.measured(one, stand_in) for one in running):
             measured = {one: estimate for one in running if (estimate := model.step_s(one, stand_in))}
-            size = f"batch size {stand_in.batch_size}, {stand_in.model.image.depth} image blocks"
+            blocks = stand_in.model.image.depth
+            size = f"batch size {stand_in.batch_size}, {blocks} image block{'' if blocks == 1 else 's'}"
             return _compare(measured, name, f" on a cut-down model ({size})")
     return None
 

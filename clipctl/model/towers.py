@@ -147,7 +147,7 @@ def run_blocks(blocks: nn.ModuleList, x: Tensor, position: Tensor, *, causal: bo
     """All blocks, pooled at one token of each row: (B, N, D) to (B, D). With `recompute` only their inputs are kept.
 
     A tower is pooled at a single token, so the last block is computed for that token alone. The result is the same, and
-    five sixths of that block's work are saved: by arithmetic 11 % of a step of `small`, 29 % of `tiny`.
+    five sixths of that block's work are saved: by arithmetic 11% of a step of `small`, 29% of `tiny`.
     """
     *body, last = blocks
     for block in body:

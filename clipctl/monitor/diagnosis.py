@@ -95,7 +95,7 @@ def loss_at_chance(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "bad",
             f"the loss is {loss:.2f} after {view.step} steps, and random guessing gives ln B = {chance:.2f}",
             "nothing has been learnt yet: the learning rate is wrong, or captions do not match their pictures",
-            f"try --lr {facts.lr / 3:.2g} and --lr {facts.lr * 3:.2g}, and check the pairs",
+            f"try --lr {facts.lr / 3:.2g} or --lr {facts.lr * 3:.2g}, and look at the captions: clipctl data inspect",
         )
 
 
@@ -130,7 +130,7 @@ def scale_at_its_limits(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "scale_collapsed",
             "bad",
             f"the scale has fallen to {scale:.2f}",
-            "the model scores all pairs alike, because being wrong costs too much: the learning rate is too high",
+            "the model scores all pairs alike; usually the learning rate is too high",
             f"start over with --lr {facts.lr / 3:.2g}",
         )
 
@@ -182,7 +182,7 @@ def grad_norm_jump(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "grad_norm_jump",
             "warn",
             f"the gradient norm is {now:.2g}, more than ten times the usual {usual:.2g}",
-            "training is about to diverge, or the data have changed",
+            "training is about to diverge, or the data has changed",
             f"watch the loss; if it rises, use --lr {facts.lr / 2:.2g}",
         )
 
@@ -225,7 +225,7 @@ def below_start(view: RunView, facts: RunFacts) -> Iterator[Alert]:
         "warn",
         f"R@1 on unseen pictures is {last.score:.0%}; before training it was {start.score:.0%}",
         "the model forgets what it knew (the learning rate is too high), or has not recovered from the warm-up yet",
-        f"--lr {facts.lr / 3:.1g}, --lock image, or fewer epochs; RUN@best is never worse than the start",
+        f"--lr {facts.lr / 3:.1g}, --lock image, or fewer epochs; RUN@best never scores lower than the start",
     )
 
 
@@ -330,7 +330,7 @@ def bad_pictures(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "bad_pictures",
             "warn",
             f"{total:,} {'picture' if total == 1 else 'pictures'} cannot be used: {reasons}",
-            f"they are replaced by others; if more than {facts.max_bad:.0%} are unusable, the run stops",
+            f"they are replaced by others; if more than {facts.max_bad:.0%} are unusable, the run ends with an error",
             "clipctl data inspect DATA --deep lists them",
         )
 

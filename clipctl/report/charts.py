@@ -33,7 +33,7 @@ def compact(value: float) -> str:
 
 
 def percent(value: float) -> str:
-    return f"{100 * value:.3g} %"
+    return f"{100 * value:.3g}%"
 
 
 def size(value: float) -> str:

@@ -40,7 +40,7 @@ PROBES = 3  # of a speed that cannot be, at most
 PROBE_S = 0.05  # about what knowing the speed of one precision costs
 ATTENTION_S = 0.5  # about what comparing both ways of attention costs
 FEWER_THREADS_LIMIT = 1.3
-AS_ASKED, AS_BEFORE = "as asked", "as when the run began"
+AS_ASKED, AS_BEFORE = "as requested", "as when the run started"
 
 
 @dataclass(frozen=True)

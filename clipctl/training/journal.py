@@ -236,7 +236,7 @@ class RunJournal(Journal):
     def length(self, plan: TrainPlan, step: int) -> None:
         before, now = self._plan.schedule.total_steps, plan.schedule.total_steps
         self._plan = plan
-        message = f"{now} steps instead of {before}, to end in time"
+        message = f"{now} steps instead of {before}, to end on time"
         self._writer.write(metrics.EVENT, {"step": step, "event": "length", "message": message})
         self._run.write_config(layers.to_yaml(plan.config))
 

@@ -404,14 +404,14 @@ def _choose_cache(asked: CacheName, source: Source, side_px: int) -> _Cache:
     # What is kept already is ours to use or to delete.
     disk_bytes = int((disk.free_bytes(pictures_dir()) + kept_bytes()) * PICTURE_DISK_SHARE)
     if asked == "off":
-        return _Cache("off", "as asked: every picture is decoded every time", 0, 0, keeps_all=False)
+        return _Cache("off", "as requested: every picture is decoded every time", 0, 0, keeps_all=False)
     if asked == "ram" or (asked == "auto" and all_bytes <= ram_bytes):
-        reason = "decoded pictures fit in memory" if all_bytes <= ram_bytes else "as asked: as many as fit in memory"
+        reason = "decoded pictures fit in memory" if all_bytes <= ram_bytes else "as requested: as many as memory holds"
         return _Cache("ram", reason, min(all_bytes, ram_bytes), ram_bytes, keeps_all=all_bytes <= ram_bytes)
     if asked == "disk" or all_bytes <= disk_bytes:
         words = f"decoded pictures take {all_bytes / 2**20:,.0f} MiB in {pictures_dir()}"
         if all_bytes > disk_bytes:
-            words = f"as asked: up to {disk_bytes / 2**20:,.0f} MiB of decoded pictures in {pictures_dir()}"
+            words = f"as requested: up to {disk_bytes / 2**20:,.0f} MiB of decoded pictures in {pictures_dir()}"
         return _Cache("disk", words, min(all_bytes, disk_bytes), disk_bytes, keeps_all=all_bytes <= disk_bytes)
     words = f"decoded pictures would take {all_bytes / 2**30:.0f} GiB, more than memory and disk have to spare"
     return _Cache("off", words, 0, 0, keeps_all=False)
@@ -422,7 +422,7 @@ def _fit_vocabulary(config: TrainConfig, tokenizer: Tokenizer) -> TrainConfig:
     vocab_size = text.vocab_size or tokenizer.vocab_size
     if vocab_size < tokenizer.vocab_size:
         raise ConfigError(
-            f"model.text.vocab_size {vocab_size} is too small: the captions need {tokenizer.vocab_size} symbols",
+            f"model.text.vocab_size {vocab_size} is too small: the captions need {tokenizer.vocab_size}",
             "leave model.text.vocab_size out to let the tokenizer decide",
         )
     return replace(config, model=replace(config.model, text=replace(text, vocab_size=vocab_size)))
@@ -468,9 +468,9 @@ def _fit_micro_batch(
 
 def _caption_notes(asked: TrainConfig, tokenizer: Tokenizer, fit: CaptionFit, captions: int) -> list[str]:
     notes = []
-    kind, _, symbols = asked.data.tokenizer.partition(":")
-    if kind == "bpe" and tokenizer.vocab_size < int(symbols):
-        notes.append(f"the captions yield {tokenizer.vocab_size:,} symbols, not the {int(symbols):,} asked for")
+    kind, _, tokens = asked.data.tokenizer.partition(":")
+    if kind == "bpe" and tokenizer.vocab_size < int(tokens):
+        notes.append(f"the captions give a vocabulary of {tokenizer.vocab_size:,} tokens, not {int(tokens):,}")
     if fit.cut:
         notes.append(words_cut(fit.cut, captions, tokenizer))
     return notes

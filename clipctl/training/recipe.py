@@ -52,7 +52,7 @@ def data_settings(traits: Traits) -> tuple[dict[str, Any], list[str]]:
     words = [f"{kind} ({traits.flat_share:.0%} of neighbouring pixels are equal)"]
     if traits.repeated >= REPEATED_SHARE:
         values["train.picture_term"] = 1.0
-        words.append(f"a loss between pictures with equal captions ({traits.repeated:.0%} share theirs)")
+        words.append(f"an image–image loss for pictures with the same caption ({traits.repeated:.0%} of them)")
     return values, words
 
 
@@ -178,7 +178,8 @@ class _Planner:
             return self._make(self.ladder[chosen].settings()), []
         epochs = max(1, min(ENOUGH_PASSES, int(passes[chosen])))
         length = {"train.epochs": epochs, "train.eval_every": self._eval_every(epochs)}
-        words = f"{epochs} passes: up to {ENOUGH_PASSES}, in about {budget_s / 60:.1f} min on two cores; --time sets it"
+        most = " (the most)" if epochs == ENOUGH_PASSES else ""
+        words = f"{epochs} epochs{most}, about {budget_s / 60:.1f} min on two cores; to set a limit, pass --time"
         return self._make({**self.ladder[chosen].settings(), **length}), [words]
 
     def _in_few_views(self, plan: TrainPlan) -> TrainPlan:
@@ -264,7 +265,7 @@ class _Planner:
         """The highest rung that still gets enough passes."""
         chosen = max((place for place, count in enumerate(passes) if count >= wanted), default=0)
         self.choices = tuple(
-            f"{rung}: {count:,.0f} passes in that time{' (chosen)' if place == chosen else ''}"
+            f"{rung}: {count:,.0f} epochs in that time{' (chosen)' if place == chosen else ''}"
             for place, (rung, count) in enumerate(zip(self.ladder, passes, strict=True))
         )
         return chosen
@@ -278,7 +279,7 @@ class _Planner:
             return []
         passes = plan.schedule.total_steps / plan.schedule.steps_per_epoch
         share = 1 - math.exp(-passes / PASSES_TO_LEARN)
-        return [f"expected to reach about {share:.0%} of its final R@1, after {passes:,.0f} passes"]
+        return [f"{passes:,.0f} epochs should give about {share:.0%} of the R@1 that more time would"]
 
     def _make(self, values: Mapping[str, Any]) -> TrainPlan:
         # A preset, or a model of the user's own, comes with its own batch size, rate and checkpoints.

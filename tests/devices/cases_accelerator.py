@@ -182,7 +182,7 @@ def test_auto_goes_on_where_the_run_began(tmp_path, monkeypatch):
     resumption = resume_run(run)
     assert (resumption.plan.placement.device.label, resumption.plan.placement.device.reason) == (
         "fake",
-        "as when the run began",
+        "as when the run started",
     )
 
 

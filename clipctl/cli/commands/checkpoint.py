@@ -108,7 +108,7 @@ def prune(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Delete all but the last, the best and the newest intact checkpoint. Dry run unless --yes is given."""
+    """Delete old checkpoints; keep the newest, the best and the newest intact one. Dry run unless --yes is given."""
     from clipctl.cli.views import units
     from clipctl.cli.views.checkpoint import pruned_line
     from clipctl.runs.inventory import entry_document, find_runs

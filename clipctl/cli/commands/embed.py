@@ -26,7 +26,7 @@ def embed(
     runs_dir: options.RunsDir = None,
     json: options.Json = False,
 ) -> None:
-    """Embed pictures into a searchable index; later runs embed only new or changed pictures."""
+    """Embed pictures into a searchable index; run it again to embed only new or changed pictures."""
     if dtype not in ("float16", "float32"):
         raise ConfigError(f"--dtype must be float16 or float32, got {dtype!r}")
     world = torchrun.joined(nproc)

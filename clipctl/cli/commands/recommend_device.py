@@ -119,7 +119,7 @@ def parse_question(
 
     count = number("--params", params, 10_000)
     try:
-        imagined = model_of_size(count) if count else None
+        assumed = model_of_size(count) if count else None
     except ValueError as error:
         problems.append(ConfigError(f"--params must be {error}, got {params!r}"))
     batch, pair_count = number("--batch-size", batch_size, 2), number("--pairs", pairs, 2)
@@ -133,7 +133,7 @@ def parse_question(
     layers = [load_yaml(config)] if config else [Layer("--preset", {"preset": preset})] if preset else []
     settings = nearest_preset(count) if count else resolve(layers)
     return Question(
-        model=imagined or settings.model,
+        model=assumed or settings.model,
         batch_size=batch or settings.train.batch_size,
         epochs=settings.train.epochs,
         precision=precision,

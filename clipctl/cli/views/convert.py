@@ -31,7 +31,7 @@ def merged_text(document: dict[str, Any]) -> Text:
         for row in scored:
             alpha = "average" if row["alpha"] is None else f"{row['alpha']:g}"
             ends = {0.0: document["models"][0], 1.0: document["models"][-1]}.get(row["alpha"], "")
-            shares = (f"{100 * row[key]:.1f} %" for key in ("score", "i2t_r1", "t2i_r1"))
+            shares = (f"{100 * row[key]:.1f}%" for key in ("score", "i2t_r1", "t2i_r1"))
             mark = "best" if row["alpha"] == document["alpha"] and len(scored) > 1 else ""
             rows.append((alpha, *shares, " ".join(filter(None, (mark, ends)))))  # type: ignore[arg-type]
         lines += [plain(f"{' and '.join(document['models'][:3])} on {document['data']}:"), aligned(rows)]
@@ -66,7 +66,7 @@ def precision_lines(precisions: list[dict[str, Any]]) -> list[Text]:
     """Size, speed and recall of the full weights and of the 8-bit ones."""
     rows = [("weights", "size", "pictures/s", "R@1 picture to caption", "caption to picture", "")]
     for one in precisions:
-        recalls = (f"{100 * one[key]:.1f} %" for key in ("i2t_r1", "t2i_r1"))
+        recalls = (f"{100 * one[key]:.1f}%" for key in ("i2t_r1", "t2i_r1"))
         rows.append((one["name"], units.size(one["size_bytes"]), f"{one['images_per_s']:,.0f}", *recalls, ""))
     full, rounded = precisions
     lost = 50 * sum(full[key] - rounded[key] for key in ("i2t_r1", "t2i_r1"))

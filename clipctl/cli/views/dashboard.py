@@ -24,11 +24,11 @@ KEYS = (
 )
 HELP = (
     "1-5    pages: overview, metrics, machine, model, retrieval",
-    "tab    next run, or back to the one before a new one began",
+    "tab    next run; after an automatic switch, back",
     "c      draw another run over this one, up to four; then none",
     "←  →   a cursor with the values at a step; esc removes it",
     "+  -   zoom to the newest half, quarter, …; zoom out",
-    "s      smoothing of curves: by length, 10, 50, 200 steps, none",
+    "s      smoothing of curves: automatic, 10, 50, 200 steps, none",
     "l      logarithmic scale",
     "x      steps or time on the x axis",
     "p      pictures on the retrieval page",
@@ -98,7 +98,7 @@ def header(scene: Scene, width: int) -> list[Text]:
     epochs = f"/{snapshot.epochs}" if view.epoch <= snapshot.epochs else ""  # --steps may go beyond
     left = f"epoch {view.epoch}{epochs}  step {view.step}/{snapshot.total_steps}  "
     eta = "" if snapshot.eta_s is None else f"  {units.duration(snapshot.eta_s)} left"
-    right = f" {share:4.0%}  took {units.duration(view.elapsed_s)}{eta}"
+    right = f" {share:4.0%}  elapsed {units.duration(view.elapsed_s)}{eta}"
     room = max(4, width - len(left) - len(right))
     bar = meter(share, room, palette.found, palette.frame, ascii_only=options.ascii_only)
     return [first + tabs, styled(left, palette.dim) + bar + Text(right)]

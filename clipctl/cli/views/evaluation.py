@@ -31,7 +31,7 @@ def parts(facts: dict[str, Any], found: "Sequence[ModelScores]", differences: "S
 
 
 def recall_table(chance: dict[str, float], found: "Sequence[ModelScores]") -> Text:
-    rows: list[tuple[str, ...]] = [("model", "direction", "R@1", "95 %", "R@5", "R@10", "median rank")]
+    rows: list[tuple[str, ...]] = [("model", "direction", "R@1", "95%", "R@5", "R@10", "median rank")]
     for one in found:
         for side, words in SIDES:
             low, high = one.intervals[f"{side}_r1"]
@@ -51,9 +51,9 @@ def baseline_line(without: float | None, one: "ModelScores") -> Text:
 
 
 def difference_line(first: "ModelScores", other: "ModelScores", gap: "Difference") -> Text:
-    points = f"{100 * gap.value:+.1f} points of R@1 (95 %: {100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
-    verdict = "significant at 95 %" if gap.is_more_than_chance else "not significant at 95 %"
-    return plain(f"{other.name} against {first.name}: {points}, {verdict}")
+    points = f"{100 * gap.value:+.1f} points of R@1 (95%: {100 * gap.low:+.1f} to {100 * gap.high:+.1f})"
+    verdict = "significant at 95%" if gap.is_more_than_chance else "not significant at 95%"
+    return plain(f"{first.name} against {other.name}: {points}, {verdict}")
 
 
 def other_table(found: "Sequence[ModelScores]") -> Text:
@@ -72,7 +72,7 @@ def calibration_line(one: "ModelScores") -> Text:
     how = "calibrated" if found.error < 0.05 else "overconfident" if found.sure > found.right else "underconfident"
     return plain(
         f"temperature {found.temperature:.3f}: confidence {units.percent(found.sure)} on average, "
-        f"accuracy {units.percent(found.right)} – {how}; {found.fitting_temperature:.3f} would fit"
+        f"accuracy {units.percent(found.right)} – {how}; {found.fitting_temperature:.3f} would calibrate it"
     )
 
 

@@ -50,7 +50,7 @@ def _rows(found: "Inspection", preset: str, model_images_per_s: float | None) ->
         "samples": "\n".join(map(_sample, found.samples)),
         "classes": f"{found.classes:,}, each with a caption of its own" if found.classes else "",
         "lengths": f"{_spread(characters)} characters" if characters else "",
-        "tokens": f"{found.tokenizer}: {found.vocabulary:,} symbols; {found.distinct_words:,} different words; "
+        "tokens": f"{found.tokenizer}: vocabulary {found.vocabulary:,}; {found.distinct_words:,} different words; "
         + (
             f"{found.captions_cut:,} captions are longer than {found.context} tokens and are cut"
             if found.captions_cut

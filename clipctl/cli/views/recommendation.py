@@ -84,14 +84,14 @@ def _candidate_table(answer: Recommendation) -> Text:
 def _interval(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
-    return f"{units.seconds(estimate.value)} ± {max(1, round(100 * (estimate.high / estimate.value - 1)))} %"
+    return f"{units.seconds(estimate.value)} ± {max(1, round(100 * (estimate.high / estimate.value - 1)))}%"
 
 
 def _memory_words(one: Candidate) -> str:
     parts = {
         "weights": one.ranked.memory.weights_bytes,
         "gradients": one.ranked.memory.gradients_bytes,
-        "moments": one.ranked.memory.optimizer_bytes,
+        "optimizer": one.ranked.memory.optimizer_bytes,
         "activations": one.ranked.memory.activations_bytes,
         "batch": one.ranked.memory.batch_bytes,
         "program": one.ranked.memory.process_bytes,

@@ -26,7 +26,7 @@ def parts(found: "Suspicion", top: int) -> Iterator[Text]:
         "judged by a model that has not seen it"
     )
     yield plain(f"{len(found.suspects):,} pairs, worst first; {judge}\n")
-    rows = [("misfit", "side", "caption", "fits better", "picture")]
+    rows = [("misfit", "split", "caption", "fits better", "picture")]
     rows += [
         (f"{one.misfit:.2f}", one.side, _cut(one.caption), _cut(one.suggestion), shown(one.path))
         for one in found.suspects[:top]

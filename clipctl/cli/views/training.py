@@ -29,7 +29,7 @@ def plan_table(plan: "TrainPlan") -> Table:
     rows = {
         "model": f"{plan.base.identity.name if plan.base else name}, {plan.forecast.parameters:,} parameters{only}: "
         f"image {image.words}, "
-        f"text {text.width}×{text.depth} over {text.vocab_size} symbols",
+        f"text {text.width}×{text.depth}, vocabulary {text.vocab_size:,}",
         "data": f"{', '.join(config.data.source)}: {len(data.train):,} pictures to train on, "
         f"{len(data.val):,} held out",
         **({} if data.train.is_drawn else {"format": "\n".join(data.words)}),
@@ -202,8 +202,8 @@ def improvement_lines(summary: "TrainSummary") -> list[str]:
     if not 0 < summary.best_epoch < EARLY_SHARE * summary.epochs:
         return []
     return [
-        f"unseen pictures were matched best after epoch {summary.best_epoch:,} of {summary.epochs:,}: RUN@best has "
-        "those weights, --patience 5 would stop sooner, and more pictures would help more than more time"
+        f"no improvement on unseen pictures after epoch {summary.best_epoch:,} of {summary.epochs:,}. RUN@best has the "
+        "weights of that epoch; --patience 5 stops sooner; more pictures would help more than longer training"
     ]
 
 

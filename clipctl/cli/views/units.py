@@ -42,10 +42,10 @@ def count(number: int) -> str:
 
 
 def percent(share: float | None) -> str:
-    """Whole per cent; one digit below 1 %, which is the range of guessing and early recall among many pictures."""
+    """Whole per cent; one digit below 1%, which is the range of guessing and early recall among many pictures."""
     if share is None:
         return "–"
-    return f"{share * 100:.1g} %" if 1e-6 <= share < 0.01 else f"{share * 100:.0f} %"
+    return f"{share * 100:.1g}%" if 1e-6 <= share < 0.01 else f"{share * 100:.0f}%"
 
 
 def value(setting: Any) -> str:

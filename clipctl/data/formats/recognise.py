@@ -35,7 +35,7 @@ FILE_READERS: dict[str, Callable[[Path, Hints, int], Layout]] = {
 FOLDER_FORMATS = ("imagefolder", "sidecar", "classes", "webdataset")
 FORMATS = get_args(DataFormat)
 
-MOVED_HINT = "its directory is not there either: check the path; if the data has moved, pass its new place as DATA"
+MOVED_HINT = "its directory is not there either: check the path; if the data has moved, pass its new location as DATA"
 PASS_FOLDER = "pass the folder that holds the pictures, or the file with their captions"
 LOOKED_FOR = (
     "*.tar shards, metadata.jsonl or metadata.csv, a table or JSON file of captions, text files next to pictures, and "

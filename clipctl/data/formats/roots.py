@@ -66,14 +66,14 @@ def find_roots(names: Sequence[str], candidates: Sequence[Path]) -> list[Path]:
 def _not_found(probes: Sequence[str], candidates: Sequence[Path]) -> DataError:
     if all(name.startswith(("http://", "https://")) for name in probes):
         return DataError(
-            f"the pictures are web addresses, such as {probes[0]}",
+            f"the pictures are URLs, such as {probes[0]}",
             "clipctl reads local files: download them first, e.g. with img2dataset, and pass its directory of shards",
         )
     try:
         os.fsencode(probes[0])
     except UnicodeEncodeError:
         return DataError(
-            f"this locale ({sys.getfilesystemencoding()}) cannot name pictures such as {probes[0]}",
+            f"this locale ({sys.getfilesystemencoding()}) cannot represent file names such as {probes[0]}",
             "set PYTHONUTF8=1, or LC_ALL to one such as C.UTF-8",
         )
     tried = ", ".join(str(root) for root in candidates[:6])
