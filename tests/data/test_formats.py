@@ -390,7 +390,7 @@ BAD = {
     "an empty table": ("data.csv", "", "is empty"),
     "empty captions": ("data.csv", "image,caption\n0.jpg,\n1.jpg,  \n", "has no captions: 2 rows have no caption"),
     "pictures elsewhere": ("data.csv", "image,caption\nx/9.jpg,a\nx/8.jpg,b\n", "none of 2 pictures.*looked in"),
-    "web addresses": ("data.csv", "url,caption\nhttp://a/b.jpg,a dog\nhttp://a/c.jpg,a cat\n", "web addresses"),
+    "web addresses": ("data.csv", "url,caption\nhttp://a/b.jpg,a dog\nhttp://a/c.jpg,a cat\n", "the pictures are URLs"),
     "an unclosed quote": ("data.csv", 'image,caption\n0.jpg,"' + "x" * 17_000_000, "line 2 has more than 8,000,000"),
     "unknown JSON": ("data.json", '{"cats": [1, 2], "dogs": 3}', "unknown JSON layout: an object with cats, dogs"),
     "a list of numbers": ("data.json", "[1, 2, 3]", "a list of 3 items, the first of which is a value of type int"),

@@ -126,7 +126,7 @@ def test_no_place_for_a_sheet(photos):
 
 def test_a_table_that_is_gone_is_no_dataset_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name, words in (("nope/x.csv", "pass its new place"), ("nope/birds", "hf download")):
+    for name, words in (("nope/x.csv", "pass its new location"), ("nope/birds", "hf download")):
         with pytest.raises(DataError) as caught:
             opened(name)
         assert words in caught.value.hint

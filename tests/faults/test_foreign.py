@@ -813,7 +813,7 @@ def test_an_ascii_locale_is_no_error(tmp_path):
         words = [sys.executable, "-m", "clipctl", "data", "inspect", str(folder / name)]
         done = subprocess.run(words, env=environment, capture_output=True)
         assert done.returncode == 2 and b"bug in clipctl" not in done.stderr, done.stderr.decode()
-        assert b"this locale (ascii) cannot name pictures" in done.stderr and b"PYTHONUTF8=1" in done.stderr
+        assert b"this locale (ascii) cannot represent file names" in done.stderr and b"PYTHONUTF8=1" in done.stderr
 
 
 def test_the_state_is_true_on_a_full_disk(tmp_path, monkeypatch):
