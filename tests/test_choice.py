@@ -59,7 +59,7 @@ def test_a_faster_precision_is_chosen_if_measured_faster(machine):
     machine.seconds = {("fp32", 2): 0.10, ("bf16", 2): 0.05, ("bf16", 1): 0.09}
     found = decided()
     assert found.precision.value == "bf16"
-    assert found.precision.reason == "measured 0.05 s per step, fp32 0.1 s"
+    assert found.precision.reason == "measured 50 ms per step, fp32 100 ms"
     assert (found.device.label, found.device.reason) == ("cpu", "no accelerator found")
 
 
@@ -96,7 +96,7 @@ def test_one_thread_is_chosen_where_two_only_wait_for_each_other(machine):
     machine.seconds = {("fp32", 2): 0.010, ("fp32", 1): 0.006}
     update_profile(lambda kept: kept.with_steps([slow_start(2), slow_start(16), slow_start(48)]))
     found = decided()
-    assert (found.threads.value, found.threads.reason) == (1, "measured 0.006 s per step, 2 threads 0.01 s")
+    assert (found.threads.value, found.threads.reason) == (1, "measured 6 ms per step, 2 threads 10 ms")
 
 
 def slow_start(batch_size):

@@ -159,8 +159,17 @@ def test_validation_worse_than_at_the_start(story):
 
 
 def test_overfitting(story):
-    alerts = story.tell(val_loss=rising_late, score=lambda step: 0.5 - abs(step - 200) / 1000).alerts()
-    assert names(alerts) == {"overfitting"}
+    story.tell(
+        row=lambda step: {"accuracy": 0.8}, val_loss=rising_late, score=lambda step: 0.5 - abs(step - 200) / 1000
+    )
+    assert names(story.alerts()) == {"overfitting"}
+
+
+def test_a_model_that_has_learnt_nothing_by_heart_does_not_overfit(story):
+    story.tell(
+        row=lambda step: {"accuracy": 0.1}, val_loss=rising_late, score=lambda step: 0.5 - abs(step - 200) / 1000
+    )
+    assert not story.alerts()
 
 
 def rising_late(step):
@@ -177,6 +186,14 @@ def test_by_heart_or_never_told(story):
     assert names(story.alerts(state="finished", seen_captions=0.8)) == {"overfitting"}
     assert names(story.alerts(state="finished", seen_captions=0.0)) == {"unseen_captions"}
     assert not story.alerts(state="running", seen_captions=0.0)
+
+
+def test_the_verdict_at_the_end_stands_alone(story):
+    """The validation loss of captions that were never seen rises, whatever the learning rate."""
+    story.tell(
+        row=lambda step: {"accuracy": 0.7}, val_loss=lambda step: 3 + step / 200, score=lambda step: max(0, 0.05 - step)
+    )
+    assert names(story.alerts(state="finished", seen_captions=0.0)) == {"unseen_captions"}
 
 
 def test_still_rising_at_the_end_is_underfitting(story):

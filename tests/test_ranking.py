@@ -151,4 +151,4 @@ def test_what_was_timed_of_the_close_ones_decides_whatever_is_known_of_the_other
     model = CostModel(Profile(MACHINE).with_steps([sample(setting, workload, step_s) for setting, step_s in timed]))
     places = [Place(device, ROOMY) for device in ("cpu", "mps", HYBRID)]
     verdict, _ = rank(model, workload, places, precision="fp32", threads=CORES, total_steps=10_000)
-    assert verdict.setting.device == HYBRID and verdict.reason.startswith("measured 0.5 s per step")
+    assert verdict.setting.device == HYBRID and verdict.reason.startswith("measured 500 ms per step")

@@ -26,7 +26,7 @@ NEXT_WITH_OWN_DATA = (
     ("find pictures by words", "clipctl search {place} 'a red boat' --model {run}"),
     ("recall with intervals, next to a baseline without training", "clipctl eval {run}"),
     ("every picture decoded, duplicates, bad files", "clipctl data inspect {data} --deep"),
-    ("a larger model: see the plan first", "clipctl train {data} --preset small --dry-run"),
+    ("what more time would choose: see the plan first", "clipctl train {data}{val} --time 1h --dry-run"),
 )
 
 
@@ -70,11 +70,12 @@ def show_summary(session: "Session", summary: "TrainSummary", typed: Sequence[st
     assert session.run is not None
     run = session.run.handle
     places = list(typed or session.plan.config.data.source)
+    val = session.plan.config.data.val
     is_drawn, data, place = session.plan.data.train.is_drawn, shlex.join(places), shlex.quote(places[0])
     for purpose, command in NEXT_COMMANDS if is_drawn else NEXT_WITH_OWN_DATA:
         if data in command.split():  # it was just done
             continue
-        words = command.format(data=data, place=place, run=run)
+        words = command.format(data=data, val=f" --val {shlex.quote(val)}" if val else "", place=place, run=run)
         answer.print(f"  {words:<44} # {purpose}", markup=False, soft_wrap=True)
 
 

@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import permutations
 from pathlib import Path
 from typing import Any, Literal
 
@@ -27,7 +28,7 @@ SHOWN_CHARACTERS = 60  # of a value, in a message
 NODE_LIMIT = 5_000  # values and keys in a config file
 DEPTH_LIMIT = 20
 REPORTED_PROBLEMS = 20
-EPOCHS, STEPS = "train.epochs", "train.steps"
+TIME, EPOCHS, STEPS = LENGTHS = ("train.time", "train.epochs", "train.steps")
 
 
 @dataclass(frozen=True)
@@ -55,8 +56,10 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
         preset = "tiny"
     values: dict[str, Any] = {"preset": preset}
     for layer in [Layer("preset", PRESETS[preset]), *layers]:
-        if EPOCHS in layer.values and STEPS not in layer.values:
-            values.pop(STEPS, None)  # steps count more than epochs, but not more than what is said later
+        said = _lengths_of(layer)  # what is said later counts; within a layer, steps count more than epochs
+        for key in (TIME, STEPS):
+            if said and key not in said:
+                values.pop(key, None)
         for key, raw in layer.values.items():
             if len(problems) >= REPORTED_PROBLEMS:
                 break
@@ -81,10 +84,19 @@ def resolve(layers: Sequence[Layer]) -> TrainConfig:
 def check_length(layers: Sequence[Layer]) -> None:
     """Raise if the command line sets the length of training in two ways."""
     typed = [layer for layer in layers if layer.origin.startswith("--")]
-    epochs, steps = (_last_said(typed, key) for key in (EPOCHS, STEPS))
-    if epochs and steps:
-        words = " and ".join(_typed(*said) for said in ((EPOCHS, *epochs), (STEPS, *steps)))
+    said = [(key, *found) for key in LENGTHS if (found := _last_said(typed, key))]
+    if len(said) > 1:
+        words = " and ".join(_typed(*one) for one in said[:2])
         raise ConfigError(f"{words} both say how long to train", "choose one")
+
+
+def lengths(layers: Sequence[Layer]) -> list[str]:
+    """By which keys the length of training is set: those of the last layer that says anything about it."""
+    return next((said for layer in reversed(layers) if (said := _lengths_of(layer))), [])
+
+
+def _lengths_of(layer: Layer) -> list[str]:
+    return [key for key in LENGTHS if _last_said([layer], key)]
 
 
 def _last_said(layers: Sequence[Layer], key: str) -> tuple[Layer, Any] | None:
@@ -98,7 +110,7 @@ def _typed(key: str, layer: Layer, value: Any) -> str:
 
 def ambiguities(layers: Sequence[Layer]) -> Iterator[str]:
     """How each setting that is easily misread was understood, and how to write it."""
-    for key, other in ((EPOCHS, STEPS), (STEPS, EPOCHS)):
+    for key, other in permutations(LENGTHS, 2):
         said, before = _last_said(layers, key), _last_said(layers, other)
         if said and before and layers.index(said[0]) > layers.index(before[0]):
             yield f"{_typed(key, *said)} replaces {other} {before[1]} from {before[0].origin}"
@@ -355,8 +367,17 @@ def _contradictions(values: Mapping[str, Any], names: Mapping[str, str]) -> Iter
     if config.tune.is_partial and config.tune.base is None:
         key = "tune.lock" if config.tune.lock else "tune.lora"
         yield ConfigError(f"{names.get(key, key)} needs a model to start from", "name one with --from MODEL")
+    if config.layout == "clip" and not image.is_clip_layout:
+        key, needed = ("stem", "patches") if image.stem != "patches" else ("pool", "class")
+        layout = names.get("layout", "layout")
+        yield ConfigError(
+            f"{layout} clip needs model.image.{key} {needed}, not {getattr(image, key)}",
+            f"leave out either {layout} or model.image.{key}",
+        )
     loop = config.train
-    if loop.micro_batch and loop.micro_batch > loop.batch_size:
+    # A recipe chooses the batch size where nobody did, and comes as a layer of its own.
+    has_batch = config.recipe == "plain" or "preset" in names or "train.batch_size" in names
+    if has_batch and loop.micro_batch and loop.micro_batch > loop.batch_size:
         part, whole = (names.get(key, key) for key in ("train.micro_batch", "train.batch_size"))
         yield ConfigError(
             f"{part} {loop.micro_batch} is larger than {whole} {loop.batch_size}",

@@ -24,6 +24,11 @@ def parse_count(text: str | float) -> int:
     return int(value)
 
 
+def counted(count: int, noun: str) -> str:
+    """1 epoch, 1,200 epochs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
 def parse_bytes(text: str) -> int:
     """A memory size: 8G, 8GB, 8GiB, 512M, in powers of 1024."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(?:i?[bB])?\s*|\s*(\d+)\s*", text)

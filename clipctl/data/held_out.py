@@ -56,6 +56,14 @@ class Matches:
         pictures = np.repeat(np.arange(len(texts)), [len(several) for several in texts])
         return pictures, np.array([text for several in texts for text in several], dtype=np.int64)
 
+    def chance_recalls(self) -> tuple[float, float]:
+        """Expected recall at 1 of guessing, from picture to caption and back: the mean share of right candidates, equal
+        captions being one."""
+        _, texts = self.pairs
+        right_pictures = np.bincount(texts)  # of each different text
+        i2t = len(texts) / (self.pictures * len(right_pictures))
+        return i2t, float(right_pictures[self.text_of].mean()) / self.pictures
+
     def is_known(self, text: str) -> bool:
         """Whether it is right for any of the pictures."""
         return text in self._numbers

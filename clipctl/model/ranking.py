@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from clipctl.config.quantities import counted
 from clipctl.config.sections import PRECISIONS
 from clipctl.hardware.profile import HYBRID
 from clipctl.model import cost
@@ -153,9 +154,9 @@ def fastest(
     for stand_in in smaller:
         if all(model.measured(one, stand_in) for one in running):
             measured = {one: estimate for one in running if (estimate := model.step_s(one, stand_in))}
-            blocks = stand_in.model.image.depth
-            size = f"batch size {stand_in.batch_size}, {blocks} image block{'' if blocks == 1 else 's'}"
-            return _compare(measured, name, f" on a cut-down model ({size})")
+            blocks, whole = stand_in.model.image.depth, workload.model.image.depth
+            fewer = f" and {counted(blocks, 'image block')} of {whole}" if blocks < whole else ""
+            return _compare(measured, name, f" at batch size {stand_in.batch_size}{fewer}")
     return None
 
 
@@ -164,10 +165,14 @@ def _compare(seconds: dict[Setting, Estimate], name: Name, where: str = "") -> V
     chosen = best if seconds[usual].value > WORTHWHILE * seconds[best].value else usual
     others = {one: estimate for one, estimate in seconds.items() if one != chosen}
     verb = "measured" if all(estimate.basis == "measured" for estimate in seconds.values()) else "about"
-    listed = ", ".join(f"{name(one)} {estimate.value:.3g} s" for one, estimate in others.items())
+    listed = ", ".join(f"{name(one)} {_step_words(estimate)}" for one, estimate in others.items())
     rival = min(others.values(), key=lambda estimate: estimate.value)
-    words = f"{verb} {seconds[chosen].value:.3g} s per step{where}, {listed}"
+    words = f"{verb} {_step_words(seconds[chosen])} per step{where}, {listed}"
     return Verdict(chosen, words, _confidence(seconds[chosen], rival))
+
+
+def _step_words(step_s: Estimate) -> str:
+    return f"{step_s.value:.3g} s" if step_s.value >= 1 else f"{1000 * step_s.value:.3g} ms"
 
 
 def close_options(model: CostModel, workload: Workload, options: Sequence[Setting]) -> list[Setting]:

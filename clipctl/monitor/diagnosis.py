@@ -20,6 +20,7 @@ NORM_JUMP = 10
 OVERFITTING = 1.15  # times the lowest validation loss
 MEMORISED = 0.95  # of the best R@1: what is found at the end, if the model forgets what is common
 KNOWN_BY_HEART = 0.9  # accuracy in training
+KNOWN_IN_PART = 0.5  # the same: less is not memorising
 HARDLY_FOUND = 0.3  # R@1 on unseen pictures
 UNSEEN_CAPTIONS = 0.05  # share of held-out captions that occur in training
 DATA_SHARE = 0.30
@@ -196,7 +197,10 @@ def validation(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     since = [point for point in points if point.step > lowest.step]
     if max(point.score for point in points[-3:]) > MEMORISED * max(point.score for point in points):
         return  # a model grows surer of its mistakes, too: as long as it finds as much as ever, nothing is wrong
-    if last.val_loss > 1.05 * first.val_loss and _long_enough(view, facts):
+    if not _long_enough(view, facts) or any(what_was_learnt(view, facts)):  # which is the verdict at the end
+        return
+    is_memorising = _accuracy(view) >= KNOWN_IN_PART
+    if last.val_loss > 1.05 * first.val_loss and not is_memorising:
         yield Alert(
             "validation_worse_than_start",
             "bad",
@@ -204,7 +208,12 @@ def validation(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "the model is getting worse on unseen pictures",
             "lower the learning rate, add pictures, or stop: the best checkpoint is kept",
         )
-    elif len(since) >= 3 and last.val_loss > OVERFITTING * lowest.val_loss and _falls(view, lowest.step):
+    elif (
+        is_memorising
+        and len(since) >= 3
+        and last.val_loss > OVERFITTING * lowest.val_loss
+        and _falls(view, lowest.step)
+    ):
         yield Alert(
             "overfitting",
             "warn",
@@ -231,13 +240,14 @@ def below_start(view: RunView, facts: RunFacts) -> Iterator[Alert]:
 
 def what_was_learnt(view: RunView, facts: RunFacts) -> Iterator[Alert]:
     """At the end: memorised, learnt too little, or asked about captions it has never seen."""
-    best, accuracy = view.best, statistics.fmean([value for value, _ in _recent(view, "accuracy", 20)] or [0.0])
+    best, accuracy = view.best, _accuracy(view)
     if facts.state != "finished" or best is None or not _long_enough(view, facts):
         return
     scores = [point.score for point in view.evaluations if math.isfinite(point.score)]
-    if accuracy >= KNOWN_BY_HEART and best.score < HARDLY_FOUND:
+    is_unseen = facts.seen_captions is not None and facts.seen_captions < UNSEEN_CAPTIONS
+    if accuracy >= (KNOWN_IN_PART if is_unseen else KNOWN_BY_HEART) and best.score < HARDLY_FOUND:
         what = f"accuracy in training is {accuracy:.0%}, R@1 on unseen pictures {best.score:.0%}"
-        if facts.seen_captions is not None and facts.seen_captions < UNSEEN_CAPTIONS:
+        if is_unseen:
             why = "the held-out captions do not occur in training: the model is asked about captions it has never seen"
             todo = "evaluate on known captions (--val DATA), or train on more captions that share words"
             yield Alert("unseen_captions", "warn", what, why, todo)
@@ -253,6 +263,11 @@ def what_was_learnt(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             f"the model can still learn more (accuracy in training {accuracy:.0%})",
             "give it more time: --time, or --epochs",
         )
+
+
+def _accuracy(view: RunView) -> float:
+    """In training, lately."""
+    return statistics.fmean([value for value, _ in _recent(view, "accuracy", 20)] or [0.0])
 
 
 def _falls(view: RunView, since_step: int) -> bool:

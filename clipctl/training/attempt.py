@@ -55,8 +55,10 @@ class TrainSummary:
     best_i2t_r1: float
     best_t2i_r1: float
     best_epoch: int
+    is_stopped_early: bool  # because nothing better was found for as many evaluations as --patience allows
     start_i2t_r1: float | None  # of the model that the run started from
     start_t2i_r1: float | None
+    chance_r1: float  # of guessing, the mean of both directions
     baseline_r1: float | None  # of pictures, by the nearest training picture, without any training
     val_pairs: int
     val_captions: int
@@ -261,8 +263,10 @@ def _summary(training: Training, seconds: float) -> TrainSummary:
         best_i2t_r1=course.best.i2t_r1,
         best_t2i_r1=course.best.t2i_r1,
         best_epoch=course.best_epoch,
+        is_stopped_early=course.evaluated_epochs < plan.schedule.epochs,
         start_i2t_r1=course.start.i2t_r1 if course.start else None,
         start_t2i_r1=course.start.t2i_r1 if course.start else None,
+        chance_r1=sum(held_out.matches.chance_recalls()) / 2,
         baseline_r1=course.baseline,
         val_pairs=held_out.pictures,
         val_captions=len(held_out.captions),

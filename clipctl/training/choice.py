@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from clipctl.config.quantities import parse_duration
 from clipctl.config.sections import PRECISIONS, TrainConfig
 from clipctl.hardware import cpu, devices
 from clipctl.hardware.devices import Device
@@ -29,7 +30,7 @@ from clipctl.model.workload import Setting, Workload
 from clipctl.training.distributed import own_device, processes_here, threads_each
 from clipctl.training.trial import probe_rates, sample_of, time_attention, time_steps
 
-SHARE_OF_RUN = 0.02  # of the forecast run may be spent on deciding
+SHARE_OF_RUN = 0.05  # of the forecast run may be spent on deciding
 LIMIT_S = 3.0
 LIMIT_WITH_ACCELERATOR_S = 60.0
 STEPS_PER_TRIAL = 5.0  # a first one, which takes as long as three, and two that count
@@ -281,8 +282,8 @@ class _Decider:
         self.profile, self.model = profile, CostModel(profile)
 
     def _budget(self, usual: Setting) -> float:
-        step = self.model.step_s(replace(usual, device="cpu"), self.workload)
-        run_s = step.value * self.total_steps if step else 0.0
+        step, asked = self.model.step_s(replace(usual, device="cpu"), self.workload), self.config.train.time
+        run_s = parse_duration(asked) if asked else step.value * self.total_steps if step else 0.0
         return min(SHARE_OF_RUN * run_s, LIMIT_WITH_ACCELERATOR_S if len(self.labels) > 1 else LIMIT_S)
 
     def _left_s(self) -> float:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from clipctl.config import layers
+from clipctl.config.quantities import counted
 from clipctl.hardware.devices import Device
 from clipctl.hardware.sensors import SystemSensors
 from clipctl.runs import metrics
@@ -115,6 +116,9 @@ class Journal:
 
     def length(self, plan: TrainPlan, step: int) -> None:
         """From this step on, the run is to be shorter or longer."""
+
+    def stopped_early(self, step: int, course: Course) -> None:
+        """Nothing better was found for as long as patience allows."""
 
     def features(self, done: int, total: int) -> None:
         """So many of a locked tower's features have been computed."""
@@ -239,6 +243,12 @@ class RunJournal(Journal):
         message = f"{now} steps instead of {before}, to end on time"
         self._writer.write(metrics.EVENT, {"step": step, "event": "length", "message": message})
         self._run.write_config(layers.to_yaml(plan.config))
+
+    def stopped_early(self, step: int, course: Course) -> None:
+        evaluations = counted(course.stale_evaluations, "evaluation")
+        message = f"stopped early, as --patience asks: {evaluations} without a new best since epoch {course.best_epoch}"
+        self._tell(lambda: self._watcher.say(message))
+        self._writer.write(metrics.EVENT, {"step": step, "event": "stopped_early", "message": message})
 
     def features(self, done: int, total: int) -> None:
         if time.monotonic() - self._reported_s >= FEATURES_INTERVAL_S:

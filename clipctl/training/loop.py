@@ -106,6 +106,8 @@ def run_epochs(training: Training) -> None:
             training.course = training.course.passed(epoch)
         training.saver.after_epoch(training.state, training.course)
         keep_to_time(training)
+    if training.course.evaluated_epochs < training.plan.schedule.epochs:
+        training.journal.stopped_early(training.state.step, training.course)
 
 
 def use_features(training: Training) -> None:

@@ -8,7 +8,7 @@ from typing import cast
 from clipctl.config import layers
 from clipctl.config.layers import Layer
 from clipctl.config.presets import PRESETS
-from clipctl.config.sections import AttentionName, CacheName, OptimConfig, TrainConfig
+from clipctl.config.sections import AttentionName, CacheName, LoopConfig, OptimConfig, TrainConfig
 from clipctl.data import tokenizers
 from clipctl.data.cache import CacheKind, kept_bytes, pictures_dir, slot_bytes
 from clipctl.data.catalog import Data, is_classes, leakage_notes, leakage_of, open_data
@@ -146,6 +146,16 @@ class Forecast:
 
 
 @dataclass(frozen=True)
+class Alternative:
+    """A model that the recipe considered."""
+
+    model: str
+    epochs: float  # that it would make
+    seconds: float  # in this time
+    is_chosen: bool
+
+
+@dataclass(frozen=True)
 class TrainPlan:
     config: TrainConfig  # complete: vocabulary and batch size are final
     data: DataPlan
@@ -154,7 +164,7 @@ class TrainPlan:
     forecast: Forecast
     notes: tuple[str, ...]  # what differs from what was asked, and why
     recipe: tuple[str, ...] = ()  # what was decided from the data and the time, and why
-    alternatives: tuple[str, ...] = ()  # models that were not chosen, or were, and what they would get
+    alternatives: tuple[Alternative, ...] = ()  # models that were considered, from cheap to expensive
     deadline_s: float | None = None  # by time.monotonic(), if the run has a time limit
     base: Found | None = None  # the model that it starts from
 
@@ -178,11 +188,16 @@ class TrainPlan:
         """A checkpoint, written and synced."""
         return SAVE_S + self.forecast.checkpoint_bytes / SAVE_BYTES_PER_S
 
-    def with_steps(self, steps: int, eval_every: int | None = None) -> "TrainPlan":
-        """The same plan with another number of steps."""
+    def with_steps(self, steps: int) -> "TrainPlan":
+        """The same plan with another number of steps, whatever it was meant to be before."""
         epochs = math.ceil(steps / self.schedule.steps_per_epoch)
-        loop = replace(self.config.train, steps=steps, epochs=epochs)
-        config = replace(self.config, train=replace(loop, eval_every=eval_every or loop.eval_every))
+        return self._with_loop(replace(self.config.train, steps=steps, epochs=epochs, time=None))
+
+    def with_eval_every(self, epochs: int) -> "TrainPlan":
+        return self._with_loop(replace(self.config.train, eval_every=epochs))
+
+    def _with_loop(self, loop: LoopConfig) -> "TrainPlan":
+        config = replace(self.config, train=loop)
         return replace(self, config=config, schedule=_schedule(config, len(self.data.train)))
 
     def disk_problem(self, free_bytes: int, copies: int) -> SaveError | None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from clipctl.config import layers
 from clipctl.config.layers import Layer
-from clipctl.config.quantities import parse_duration
+from clipctl.config.quantities import counted, parse_duration
 from clipctl.data.catalog import Data, open_data
 from clipctl.data.traits import Traits, traits_of
 from clipctl.errors import ConfigError
@@ -22,7 +22,7 @@ from clipctl.model import cost
 from clipctl.model.forecast import Estimate
 from clipctl.progress import Tell, silent
 from clipctl.training.pace import Pace, measure_pace
-from clipctl.training.plan import FORWARD_SHARE, RECIPE_LR, START_S, TrainPlan, make_plan
+from clipctl.training.plan import FORWARD_SHARE, RECIPE_LR, START_S, Alternative, TrainPlan, make_plan
 from clipctl.training.tuning import tuning_settings
 
 # --- what the data decide ----------------------------------------------------------------------------------------
@@ -76,7 +76,7 @@ class Rung:
             "model.image.patch_px": self.patch_px,
             "model.image.width": self.width,
             "model.image.depth": self.depth,
-            "model.image.heads": self.width // 64,
+            "model.image.heads": _heads(self.width),
             "model.text.width": 128,
             "model.text.depth": 1,
             "model.text.heads": 2,
@@ -88,6 +88,14 @@ class Rung:
         return f"{self.size_px} px{blocks}, width {self.width}"
 
 
+def _heads(width: int) -> int:
+    """Of about 64 values each."""
+    return next(heads for heads in range(max(1, width // 64), 0, -1) if width % heads == 0)
+
+
+# Who sets one of these has a tower in mind that is not on the ladder.
+SIZES = ("size_px", "width")
+TOWER_KEYS = {"preset", *(f"model.image.{name}" for name in ("stem", "pool", "depth", "patch_px"))}
 RUNGS = (Rung(24, 128), Rung(32, 128), Rung(48, 128), Rung(64, 128), Rung(64, 192), Rung(96, 192), Rung(128, 256))
 # A single patch of all pixels is a perceptron in CLIP's clothes; few large patches come next.
 CLIP_RUNGS = (Rung(16, 256, 16, 2), Rung(32, 256, 16, 2), Rung(48, 256, 16, 3), Rung(64, 256, 16, 4))
@@ -130,14 +138,12 @@ class _Planner:
         self.asked, self.tell, self.base, self.ranks = asked, tell, base, ranks
         self.started_s = time.monotonic() - spent_s
         self.config = layers.resolve(asked)
-        names = {key: layer.name_of(key) for layer in asked for key in layer.values}
-        keys = set(names)
-        lengths = sorted(keys & {"train.epochs", "train.steps"})
-        if "train.time" in keys and lengths:
-            both = f"{names['train.time']} and {names[lengths[0]]}"
-            raise ConfigError(f"{both} both say how long the run is", "leave one of them out")
-        self.has_length = bool(lengths)
-        self.owns_model = any(key == "preset" or key.startswith("model.") for key in keys)
+        self.keys = keys = {key for layer in asked for key in layer.values}
+        lengths = layers.lengths(asked)
+        if layers.TIME in lengths and len(lengths) > 1:
+            raise ConfigError(f"{' and '.join(lengths[:2])} both say how long to train", "leave out either")
+        self.has_length = bool(lengths) and layers.TIME not in lengths
+        self.owns_model = bool(keys & TOWER_KEYS)
         self.time_s = parse_duration(self.config.train.time) if self.config.train.time else None
         self.data: Data = open_data(self.config.data, tell)
         self.traits = traits_of(self.data.train)
@@ -149,7 +155,7 @@ class _Planner:
         elif is_auto and not self.data.train.is_drawn and self.traits.pictures < FEW_PICTURES:
             self.words.append(FROM_ADVICE.format(self.traits.pictures))
         self.ladder = self._ladder() if is_auto and not self.owns_model else []
-        self.choices: tuple[str, ...] = ()
+        self.choices: tuple[Alternative, ...] = ()
 
     def plan(self) -> TrainPlan:
         if self.time_s is not None:
@@ -164,23 +170,26 @@ class _Planner:
 
     def _by_rule(self) -> tuple[TrainPlan, list[str]]:
         if not self.ladder:
-            return self._in_few_views(self._make({})), []
+            return self._evaluated(self._in_few_views(self._make({}))), []
         budget_s = min(MAX_BUDGET_S, BUDGET_S + BUDGET_S_PER_PICTURE * self.traits.pictures)
         plan = self._make(self.ladder[0].settings())  # for the length of captions, and what was asked for
-        if self.has_length:
-            budget_s, wanted = MAX_BUDGET_S, plan.schedule.total_steps / plan.schedule.steps_per_epoch
-        else:
-            wanted = WANTED_PASSES
-        epoch_flops = [plan.schedule.steps_per_epoch * self._step_flops(plan, rung) for rung in self.ladder]
-        passes = [budget_s * NOMINAL_FLOPS_PER_S / flops for flops in epoch_flops]
-        chosen = self._choose(passes, wanted)
-        if self.has_length:
-            return self._make(self.ladder[chosen].settings()), []
-        epochs = max(1, min(ENOUGH_PASSES, int(passes[chosen])))
+        flops = [plan.schedule.steps_per_epoch * self._step_flops(plan, rung) for rung in self.ladder]
+        epoch_s = [one / NOMINAL_FLOPS_PER_S for one in flops]
+        chosen = self._choose(epoch_s, budget_s)
+        if self.has_length:  # of the same model
+            return self._evaluated(self._make(self.ladder[chosen].settings())), []
+        epochs = max(1, min(ENOUGH_PASSES, int(budget_s / epoch_s[chosen])))
         length = {"train.epochs": epochs, "train.eval_every": self._eval_every(epochs)}
-        most = " (the most)" if epochs == ENOUGH_PASSES else ""
-        words = f"{epochs} epochs{most}, about {budget_s / 60:.1f} min on two cores; to set a limit, pass --time"
+        most = ", the most by rule" if epochs == ENOUGH_PASSES else ""
+        seconds = epochs * epoch_s[chosen]
+        about = f"{seconds:.0f} s" if seconds < 90 else f"{seconds / 60:.0f} min"
+        words = f"{counted(epochs, 'epoch')}{most}: about {about} on two cores; to set a limit, pass --time"
         return self._make({**self.ladder[chosen].settings(), **length}), [words]
+
+    def _evaluated(self, plan: TrainPlan) -> TrainPlan:
+        """Every epoch is evaluated, unless that would take more than its share."""
+        epochs = plan.schedule.epochs
+        return plan.with_eval_every(self._eval_every(epochs, evaluations=epochs))
 
     def _in_few_views(self, plan: TrainPlan) -> TrainPlan:
         """No more views of the pictures than epochs that show them."""
@@ -193,18 +202,20 @@ class _Planner:
         if not self.ladder:
             plan = self._make({})
             return self._timed_in_few_views(plan, self._pace(plan))
-        first = min(FIRST_RUNG, len(self.ladder) - 1)
-        plan = self._make(self.ladder[first].settings())
-        pace = self._pace(plan)
-        # Timed on one rung, forecast from there for the others by their operations.
-        flops = [self._step_flops(plan, rung) for rung in self.ladder]
-        epoch_s = plan.schedule.steps_per_epoch * pace.step_s
-        room_s = max(0.0, self._time_left_s(plan, pace))
-        chosen = self._choose([room_s / epoch_s * flops[first] / one for one in flops], WANTED_PASSES)
-        if chosen != first:
-            plan = self._make(self.ladder[chosen].settings())
+        chosen = min(FIRST_RUNG, len(self.ladder) - 1)
+        while True:
+            timed, plan = chosen, self._make(self.ladder[chosen].settings())
             pace = self._pace(plan)
-        return self._timed(plan, pace)
+            # Timed on one rung, forecast from there for the others by their operations.
+            flops = [self._step_flops(plan, rung) for rung in self.ladder]
+            epoch_s = [plan.schedule.steps_per_epoch * pace.step_s * one / flops[timed] for one in flops]
+            is_settled = bool(self.choices)  # the second look settles it: rungs could send to each other for ever
+            chosen = self._choose(epoch_s, max(0.0, self._time_left_s(plan, pace)))
+            if chosen == timed:
+                return self._timed(plan, pace)
+            if is_settled:
+                plan = self._make(self.ladder[chosen].settings())
+                return self._timed(plan, self._pace(plan))
 
     def _timed_in_few_views(self, plan: TrainPlan, pace: Pace) -> TrainPlan:
         """With more views than there is time for epochs, features would be computed in vain."""
@@ -250,36 +261,44 @@ class _Planner:
                 f"use --time {least_s}s or more",
             )
         epochs = math.ceil(steps / schedule.steps_per_epoch)
-        plan = plan.with_steps(steps, self._eval_every(epochs))
+        plan = plan.with_steps(steps).with_eval_every(self._eval_every(epochs))
         forecast = replace(plan.forecast, step_s=Estimate.around(pace.step_s, 0.1, "measured"))
         return replace(plan, forecast=forecast, deadline_s=self.started_s + self.time_s)
 
     # --- both -------------------------------------------------------------------------------------------------------
 
     def _ladder(self) -> list[Rung]:
-        """Towers for pictures of this size: no picture is enlarged."""
-        rungs = CLIP_RUNGS if self.config.layout == "clip" else RUNGS
-        return [rung for rung in rungs if rung.size_px <= max(rungs[0].size_px, self.traits.side_px)]
+        """Towers for pictures of this size: none is enlarged. A size or width that was asked for holds for all."""
+        rungs: Sequence[Rung] = CLIP_RUNGS if self.config.layout == "clip" else RUNGS
+        own = {name: getattr(self.config.model.image, name) for name in SIZES if f"model.image.{name}" in self.keys}
+        if "size_px" not in own:
+            rungs = [rung for rung in rungs if rung.size_px <= max(rungs[0].size_px, self.traits.side_px)]
+        return list(dict.fromkeys(replace(rung, **own) for rung in rungs))
 
-    def _choose(self, passes: Sequence[float], wanted: float) -> int:
-        """The highest rung that still gets enough passes."""
-        chosen = max((place for place, count in enumerate(passes) if count >= wanted), default=0)
+    def _choose(self, epoch_s: Sequence[float], time_s: float) -> int:
+        """The highest rung that still makes enough passes over the pictures in this time."""
+        passes = [time_s / one for one in epoch_s]
+        chosen = max((place for place, count in enumerate(passes) if count >= WANTED_PASSES), default=0)
         self.choices = tuple(
-            f"{rung}: {count:,.0f} epochs in that time{' (chosen)' if place == chosen else ''}"
+            Alternative(str(rung), count, time_s, is_chosen=place == chosen)
             for place, (rung, count) in enumerate(zip(self.ladder, passes, strict=True))
         )
         return chosen
 
-    def _eval_every(self, epochs: int) -> int:
+    def _eval_every(self, epochs: int, evaluations: int = EVALUATIONS) -> int:
+        """Epochs from one evaluation to the next: `evaluations` in a run, and no more than their share of its time."""
+        if "train.eval_every" in self.keys:
+            return self.config.train.eval_every
         evaluation = FORWARD_SHARE * len(self.data.val) / len(self.data.train)  # in epochs
-        return max(1, min(epochs, max(math.ceil(epochs / EVALUATIONS), math.ceil(evaluation / EVALUATION_SHARE))))
+        affordable = int(EVALUATION_SHARE * epochs / evaluation)
+        return math.ceil(epochs / max(1, min(evaluations, affordable)))
 
     def _expectation(self, plan: TrainPlan) -> list[str]:
         if plan.config.model.image.is_clip_layout or self.base is not None:
             return []
         passes = plan.schedule.total_steps / plan.schedule.steps_per_epoch
         share = 1 - math.exp(-passes / PASSES_TO_LEARN)
-        return [f"{passes:,.0f} epochs should give about {share:.0%} of the R@1 that more time would"]
+        return [f"{counted(round(passes), 'epoch')} should give about {share:.0%} of the R@1 that more time would"]
 
     def _make(self, values: Mapping[str, Any]) -> TrainPlan:
         # A preset, or a model of the user's own, comes with its own batch size, rate and checkpoints.

@@ -183,7 +183,7 @@ def resume_run(
 ) -> Session:
     """Verify the checkpoint and compare settings, data and machine, before anything is touched. `which` is best, last
     or a step; None: the newest intact one."""
-    if any("train.time" in layer.values for layer in asked):
+    if layers.TIME in layers.lengths(asked):
         raise ConfigError(
             "--time cannot be changed on resume: the run keeps its number of steps", "use --epochs or --steps"
         )

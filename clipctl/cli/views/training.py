@@ -8,12 +8,13 @@ from rich.text import Text
 
 from clipctl.cli.output import plain
 from clipctl.cli.views import units
+from clipctl.config.quantities import counted
 
 if TYPE_CHECKING:
     from clipctl.runs.retrieval import Retrieval
     from clipctl.training.attempt import TrainSummary
     from clipctl.training.journal import Progress
-    from clipctl.training.plan import TrainPlan
+    from clipctl.training.plan import Alternative, TrainPlan
 
 
 def plan_table(plan: "TrainPlan") -> Table:
@@ -34,7 +35,7 @@ def plan_table(plan: "TrainPlan") -> Table:
         f"{len(data.val):,} held out",
         **({} if data.train.is_drawn else {"format": "\n".join(data.words)}),
         **({"recipe": "\n".join(plan.recipe)} if plan.recipe else {}),
-        **({"choices": "\n".join(plan.alternatives)} if plan.alternatives else {}),
+        **({"choices": "\n".join(map(alternative_line, plan.alternatives))} if plan.alternatives else {}),
         **({"features": features_line(plan)} if config.tune.has_features else {}),
         "device": f"{placement.device.kind} ({placement.device.name}) – {placement.device.reason}",
         "precision": f"{placement.precision.value} – {placement.precision.reason}",
@@ -67,6 +68,11 @@ def plan_table(plan: "TrainPlan") -> Table:
     return table
 
 
+def alternative_line(one: "Alternative") -> str:
+    chosen = " (chosen)" if one.is_chosen else ""
+    return f"{one.model}: {counted(round(one.epochs), 'epoch')} in {units.duration(one.seconds)}{chosen}"
+
+
 def features_line(plan: "TrainPlan") -> str:
     tune = plan.config.tune
     towers = " and ".join(tune.locked)
@@ -97,8 +103,9 @@ def time_line(plan: "TrainPlan") -> str:
     if plan.seconds is None or step_s is None:
         return "unknown: nothing has been measured on this device yet; run clipctl bench"
     low, high = units.duration(plan.seconds.low), units.duration(plan.seconds.high)
+    about = "from now on about" if plan.deadline_s else "about"
     return (
-        f"about {units.duration(plan.seconds.value)} ({low} to {high}), {units.seconds(step_s.value)} per step – "
+        f"{about} {units.duration(plan.seconds.value)} ({low} to {high}), {units.seconds(step_s.value)} per step – "
         f"{BASIS_WORDS.get(step_s.basis, step_s.basis)}"
     )
 
@@ -125,6 +132,8 @@ def plan_document(plan: "TrainPlan") -> dict[str, Any]:
         "threads": plan.placement.threads.value,
         "workers": plan.placement.workers.value,
         "decided_s": plan.placement.decided_s,
+        "recipe": list(plan.recipe),
+        "alternatives": [asdict(one) for one in plan.alternatives],
         "steps": plan.schedule.total_steps,
         "epochs": plan.schedule.epochs,
         "steps_per_epoch": plan.schedule.steps_per_epoch,
@@ -164,12 +173,13 @@ def summary_text(summary: "TrainSummary") -> str:
         f"caption, {captions:,} of {summary.val_captions:,} captions matched to their picture"
     )
     score, best = (summary.i2t_r1 + summary.t2i_r1) / 2, (summary.best_i2t_r1 + summary.best_t2i_r1) / 2
+    chance = units.percent(summary.chance_r1)
     return "\n".join(
         [
             f"trained {units.count(summary.parameters)} parameters in {units.duration(summary.seconds)} on "
             f"{summary.device}: {summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
             f"peak memory {units.size(summary.peak_memory_bytes)}",
-            f"{found}: R@1 {units.percent(score)} (best {units.percent(best)}, chance {units.percent(1 / pairs)})",
+            f"{found}: R@1 {units.percent(score)} (best {units.percent(best)}, chance {chance})",
             *start_lines(summary),
             *baseline_lines(summary),
             *improvement_lines(summary),
@@ -199,11 +209,12 @@ EARLY_SHARE = 0.75  # of a run: a best result before that was not improved on fo
 
 def improvement_lines(summary: "TrainSummary") -> list[str]:
     """When the model stopped improving, if that was well before the end."""
-    if not 0 < summary.best_epoch < EARLY_SHARE * summary.epochs:
+    if not 0 < summary.best_epoch < EARLY_SHARE * summary.epochs and not summary.is_stopped_early:
         return []
+    sooner = "" if summary.is_stopped_early else "--patience 5 stops sooner; "
     return [
         f"no improvement on unseen pictures after epoch {summary.best_epoch:,} of {summary.epochs:,}. RUN@best has the "
-        "weights of that epoch; --patience 5 stops sooner; more pictures would help more than longer training"
+        f"weights of that epoch; {sooner}more pictures would help more than longer training"
     ]
 
 
