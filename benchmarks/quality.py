@@ -7,6 +7,7 @@ the mean of both recalls at 1 on the second table, of the last weights: nothing 
 several seeds, the others with one. The third table, if there is one, holds captions that never occur in training.
 
     --contenders auto clip plain open_clip transformers      (default: all)
+    --recipe 'small=--set model.image.size_px=24'            another contender: clipctl with these flags
     --out results.jsonl      one line per run: read again by --table, so that a study can be made in parts
     --plot recall.png        recall over seconds
     --table                  only print what --out holds
@@ -23,6 +24,7 @@ import json
 import math
 import os
 import platform
+import shlex
 import statistics
 import subprocess
 import sys
@@ -72,6 +74,7 @@ def run_clipctl(name, tables, seconds, seed):
     with tempfile.TemporaryDirectory() as runs:
         command = [sys.executable, "-m", "clipctl", "train", tables[0], "--val", tables[1], "--json"]
         command += ["--time", f"{seconds}s", "--seed", str(seed), "--runs-dir", runs, *RECIPES[name]]
+        command += ["--set", "data.val_limit=10000"]  # as many as the peers are judged on
         started = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         taken_s = time.perf_counter() - started
@@ -263,9 +266,8 @@ def table_of(results):
             f"{statistics.mean(one['seconds'] for one in runs):.0f} of {asked_s:g} |"
         )
         if contender == "auto" and runs[0].get("baseline") is not None:
-            lines.append(
-                f"| {data} | nearest picture by pixels | – | {100 * runs[0]['baseline']:.1f}% | – | – | – | – |"
-            )
+            baseline = f"{100 * runs[0]['baseline']:.1f}%"
+            lines.append(f"| {data} | nearest pixels, picture to caption | – | {baseline} | – | – | – | – |")
     return "\n".join(lines)
 
 
@@ -298,17 +300,21 @@ def main():
     parser.add_argument("--data", action="append", default=[], metavar="NAME=TRAIN,VAL[,UNSEEN]")
     parser.add_argument("--seconds", type=float, default=600)
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--contenders", nargs="+", default=[*RECIPES, *PEERS], choices=[*RECIPES, *PEERS])
+    parser.add_argument("--contenders", nargs="*", choices=[*RECIPES, *PEERS])
+    parser.add_argument("--recipe", action="append", default=[], metavar="NAME=FLAGS")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--plot", type=Path)
     parser.add_argument("--table", action="store_true")
     asked = parser.parse_args()
+    own = {name: shlex.split(flags) for name, _, flags in (text.partition("=") for text in asked.recipe)}
+    contenders = [*([*RECIPES, *PEERS] if asked.contenders is None else asked.contenders), *own]
+    RECIPES.update(own)
     results = (
         [json.loads(line) for line in asked.out.read_text().splitlines()] if asked.out and asked.out.exists() else []
     )
     for text in [] if asked.table else asked.data:
         data, _, tables = text.partition("=")
-        for contender in asked.contenders:
+        for contender in contenders:
             for seed in range(asked.seeds if contender in RECIPES else 1):
                 run = run_clipctl if contender in RECIPES else run_peer
                 result = run(contender, tables.split(","), asked.seconds, seed)
