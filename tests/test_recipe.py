@@ -13,6 +13,8 @@ import pytest
 import torch
 from PIL import Image, ImageDraw
 
+from clipctl.cli.views.pages.overview import figures
+from clipctl.cli.views.scene import Options, Scene
 from clipctl.cli.views.training import improvement_lines, summary_text
 from clipctl.config.layers import Layer, load_yaml, resolve, to_layer, to_yaml
 from clipctl.config.quantities import parse_duration
@@ -20,6 +22,9 @@ from clipctl.data.catalog import open_data
 from clipctl.data.traits import Traits, traits_of
 from clipctl.errors import ConfigError
 from clipctl.model.forecast import CostModel, Estimate
+from clipctl.monitor.watch import RunWatcher
+from clipctl.report import page
+from clipctl.report.history import History
 from clipctl.runs import metrics
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import recipe
@@ -333,6 +338,13 @@ def test_the_baseline_stands_beside_the_result(trained):
     last = CheckpointStore(run).last()
     assert last is not None and last.read_state()["baseline"] == summary.baseline_r1
     assert json.loads(json.dumps(summary.to_dict()))["baseline_r1"] == summary.baseline_r1
+    assert {row["baseline_r1"] for row in rows(run, "eval")} == {summary.baseline_r1}
+    snapshot = RunWatcher(run).look(time.monotonic())
+    assert snapshot.to_dict()["baseline_r1"] == summary.baseline_r1
+    told = f"{summary.baseline_r1:.0%}"
+    assert any(f"pixels {told}" in beneath for _, _, beneath in figures(Scene(snapshot, Options())))
+    report = page.report([History.read(run, time.monotonic())])
+    assert f"<th>R@1, nearest pixels</th><td>{told} picture to caption</td>" in report
 
 
 def test_evaluations_are_made_when_due_and_at_the_end(trained):

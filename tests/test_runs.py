@@ -84,7 +84,7 @@ def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path):
         os.utime(tmp_path / f"run-{number}", (number, number))
     with pytest.raises(RunError, match="there is no run 'rum-3'") as error:
         RunDir.find(tmp_path, "rum-3")
-    hint = "did you mean run-3? newest first: run-6, run-5, run-4, run-3, run-2 and 2 more"
+    hint = "did you mean run-3? runs there, newest first: run-6, run-5, run-4, run-3, run-2 and 2 more"
     assert error.value.hint == hint
 
 

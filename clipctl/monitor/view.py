@@ -113,6 +113,7 @@ class RunView:
     step_seconds: Series = field(default_factory=Series)
     clock: Series = field(default_factory=Series)  # seconds over steps, to draw over time
     evaluations: list[EvalPoint] = field(default_factory=list)
+    baseline: float | None = None  # R@1 of the nearest training picture by pixels, without any training
     blocks: list[BlockNorms] = field(default_factory=list)
     machine: MachineView = field(default_factory=MachineView)
     checkpoints: deque[dict[str, Any]] = field(default_factory=lambda: deque(maxlen=KEPT_CHECKPOINTS))
@@ -197,6 +198,8 @@ class RunView:
             tuple(number(row.get(f"accuracy_{band}")) for band in BANDS),
         )
         self.evaluations.append(point)
+        baseline = number(row.get("baseline_r1"))
+        self.baseline = baseline if math.isfinite(baseline) else self.baseline
         if len(self.evaluations) > MAX_EVALUATIONS:
             earlier = self.evaluations[:-RECENT_EVALUATIONS]
             kept = (self.best, min(earlier, key=lambda point: point.val_loss))

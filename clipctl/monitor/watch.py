@@ -61,6 +61,7 @@ class Snapshot:
             "score": last_evaluation.score if last_evaluation else None,
             "start_score": view.start.score if view.start else None,
             "best_score": view.best.score if view.best else None,
+            "baseline_r1": view.baseline,
             "best_step": view.best.step if view.best else None,
             "lr": view.latest("lr"),
             "temperature": view.latest("temperature"),

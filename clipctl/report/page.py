@@ -52,8 +52,8 @@ def _header(histories: Sequence[History]) -> Iterator[str]:
     yield '<div class="card scroll"><table><thead><tr><th></th>'
     yield "".join(f'<th class="c{n}">{html.escape(one.run.name)}</th>' for n, one in enumerate(histories))
     yield "</tr></thead><tbody>"
-    for key in rows[0]:
-        cells = "".join(f"<td>{html.escape(row[key])}</td>" for row in rows)
+    for key in dict.fromkeys(key for row in rows for key in row):
+        cells = "".join(f"<td>{html.escape(row.get(key, '–'))}</td>" for row in rows)
         yield f"<tr><th>{html.escape(key)}</th>{cells}</tr>"
     yield "</tbody></table></div>"
 
@@ -76,6 +76,9 @@ def _summary(history: History) -> dict[str, str]:
         **({"R@1, before training": _recalls(history.start_evaluation)} if history.start_evaluation else {}),
         "R@1, best": _recalls(best),
         "R@1, last": _recalls(last),
+        **(
+            {"R@1, nearest pixels": f"{percent(view.baseline)} picture to caption"} if view.baseline is not None else {}
+        ),
         "peak memory": size(max(one.high for one in history.machine["rss_bytes"].buckets))
         if "rss_bytes" in history.machine
         else "–",

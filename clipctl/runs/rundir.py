@@ -232,7 +232,7 @@ class RunDir:
         near = difflib.get_close_matches(text, names, n=1, cutoff=0.4)
         guess = f"did you mean {near[0]}? " if near else ""
         newest = [run.name for run in sorted(runs, key=RunDir.changed_s, reverse=True)]
-        raise RunError(f"there is no run {text!r} in {root}", f"{guess}newest first: {_some(newest)}")
+        raise RunError(f"there is no run {text!r} in {root}", f"{guess}runs there, newest first: {_some(newest)}")
 
     @classmethod
     def all(cls, root: Path) -> "list[RunDir]":

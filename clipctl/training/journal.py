@@ -198,7 +198,8 @@ class RunJournal(Journal):
     def evaluation(self, step: int, seconds: float, course: Course, retrieval: Retrieval) -> None:
         assert course.evaluation is not None
         row = {"step": step, "epoch": course.evaluated_epochs, **course.evaluation.to_dict()}
-        self._writer.write(metrics.EVAL, {**row, "eval_s": round(seconds, 4)})
+        baseline = {} if course.baseline is None else {"baseline_r1": course.baseline}
+        self._writer.write(metrics.EVAL, {**row, **baseline, "eval_s": round(seconds, 4)})
         earlier = self._retrieval
         self._retrieval = retrieval.after(earlier if earlier and earlier.step < step else None)
         self._run.write_retrieval(self._retrieval)

@@ -205,8 +205,8 @@ def test_a_second_trainer_leaves_naming_the_first(tmp_path):
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        ("rnu-1", "did you mean run-1? newest first: run-2, run-1\n"),
-        ("x", "hint: newest first: run-2, run-1\n"),
+        ("rnu-1", "did you mean run-1? runs there, newest first: run-2, run-1\n"),
+        ("x", "hint: runs there, newest first: run-2, run-1\n"),
         ("run", "matches several runs: run-1, run-2"),
     ],
 )

@@ -55,6 +55,7 @@ def figures(scene: Scene) -> list[tuple[str, str, str]]:
     view = scene.view
     last, best = view.evaluations[-1] if view.evaluations else None, view.best
     start = f", before training {units.percent(view.start.score)}" if view.start else ""
+    pixels = f", pixels {units.percent(view.baseline)}" if view.baseline is not None else ""
     return [
         (
             "loss",
@@ -64,7 +65,7 @@ def figures(scene: Scene) -> list[tuple[str, str, str]]:
         (
             "R@1 unseen",
             units.percent(last.score) if last else "–",
-            f"best {units.percent(best.score)} at step {best.step}{start}" if best else "not evaluated yet",
+            f"best {units.percent(best.score)} at step {best.step}{start}{pixels}" if best else "not evaluated yet",
         ),
         ("validation loss", value(last.val_loss if last else None, ".3f"), f"step {last.step}" if last else ""),
         (
