@@ -22,7 +22,7 @@ from clipctl.monitor import liveness
 from clipctl.monitor.diagnosis import RunFacts, slow_rank
 from clipctl.monitor.liveness import Quiet, probe, run_state
 from clipctl.monitor.reader import BLOCK_BYTES, MetricsTail
-from clipctl.monitor.runs import the_live_run
+from clipctl.monitor.runs import likeliest_run, the_live_run
 from clipctl.monitor.series import MAX_BUCKETS, Series
 from clipctl.monitor.view import RunView
 from clipctl.monitor.watch import RunWatcher
@@ -584,3 +584,25 @@ def test_processes_that_wait_equally_are_not_blamed(path, writer):
         writer.write(metrics.RANK, {"rank": rank, "host": "here", "wait_share": 0.2 + rank / 100})
     view = fresh(path)
     assert len(view.ranks) == 2 and view.slowest_rank is None
+
+
+def test_of_two_live_runs_the_one_that_started_last_is_shown(tmp_path):
+    """Whichever reported last: both do so every second."""
+    later = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    created_s = psutil.Process(later.pid).create_time()
+    try:
+        for name in ("older", "newer", "over"):
+            run = RunDir.create(tmp_path, "tiny", name)
+            run.write_config("preset: tiny\n")
+            run.write_status("finished" if name == "over" else "running", attempt=1, step=5, total_steps=9)
+            if name == "newer":
+                status = json.loads(run.status_file.read_text())
+                facts = {"pid": later.pid, "process_created_s": created_s, "heartbeat_s": time.time() - 2}
+                run.status_file.write_text(json.dumps(status | facts))
+        found = likeliest_run(tmp_path)
+        assert found is not None and found.name == "newer"
+    finally:
+        later.kill()
+        later.wait()
+    found = likeliest_run(tmp_path)
+    assert found is not None and found.name == "older"

@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -197,7 +198,7 @@ def test_it_follows_a_new_run_and_tab_goes_back(finished, terminal):
     seen = terminal("monitor", "--runs-dir", str(root), columns=120, rows=36)
     seen.wait_for("over ● finished", "clipctl report")
     with planning(root):
-        seen.wait_for("a run is being planned, for")
+        seen.wait_for("a new run: planning for")
     run = RunDir.create(root, "tiny", "fresh")
     run.write_config("preset: tiny\n")
     Writer(run.metrics_file, "fresh").steps(1, 5)
@@ -207,6 +208,44 @@ def test_it_follows_a_new_run_and_tab_goes_back(finished, terminal):
     seen.wait_for("over ● finished")
     seen.press("q")
     assert seen.end() == 0 and not list(root.glob(".planning-*"))
+
+
+def test_nothing_but_a_new_attempt_is_followed(finished, terminal):
+    """Not another name, and no copy; but a run that goes on."""
+    root = finished.path.parent
+    live = RunDir.create(root, "tiny", "live")
+    live.write_config("preset: tiny\n")
+    Writer(live.metrics_file, "live").steps(1, 5)
+    live.write_status("running", attempt=1, step=5, total_steps=300)
+    seen = terminal("monitor", "--runs-dir", str(root), columns=120, rows=36)
+    seen.wait_for("live ● running")
+    shutil.copytree(finished.path, root / "copy")
+    shutil.copytree(live.path, root / "zlive")
+    finished.rename("boats")
+    seen.wait_for("boats  finished", "copy  finished", "zlive  running")
+    time.sleep(1)
+    assert "live ● running" in seen.text and "now showing" not in seen.text
+    finished = RunDir(root / "boats")
+    finished.write_status("running", attempt=2, step=300, total_steps=600)
+    seen.wait_for("boats ● running", "now showing boats, which has just resumed; tab: back")
+    seen.press("q")
+    assert seen.end() == 0
+
+
+def test_it_waits_for_a_run_that_is_being_planned(tmp_path, terminal):
+    root = tmp_path / "runs"
+    seen = terminal("monitor", "--runs-dir", str(root), columns=120)
+    seen.wait_for("waiting for a run in")
+    with planning(root):
+        seen.wait_for("planning for 2 s")
+        assert "waiting for a run in" not in seen.text
+    assert not root.exists()
+    seen.wait_for("waiting for a run in")
+    with planning(root):
+        finished = RunDir.create(root, "tiny", "fresh")
+        finished.write_config("preset: tiny\n")
+    seen.wait_for("fresh ● waiting")
+    assert [path.name for path in root.iterdir()] == ["fresh"]
 
 
 def test_a_run_that_was_named_stays(finished, terminal):

@@ -65,18 +65,18 @@ SAY_INTERVAL_S = 2.0
 @contextmanager
 def saying(what: str) -> "Iterator[Callable[[str], None]]":
     """Report the progress of slow work: on a terminal in one line that is rewritten, elsewhere in plain lines now and
-    then, the first only after a while."""
+    then, the first only after a while, and none twice in a row."""
     console = prose()
     if console.is_terminal:
         with console.status(what) as status:
             yield lambda words: status.update(plain(words))
         return
-    said = time.monotonic()
+    said, last = time.monotonic(), ""
 
     def say(words: str) -> None:
-        nonlocal said
-        if time.monotonic() - said >= SAY_INTERVAL_S:
-            said = time.monotonic()
+        nonlocal said, last
+        if words != last and time.monotonic() - said >= SAY_INTERVAL_S:
+            said, last = time.monotonic(), words
             console.print(plain(words), soft_wrap=True)
 
     yield say

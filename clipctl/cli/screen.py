@@ -20,7 +20,7 @@ from clipctl.cli.terminal import ASK_BACKGROUND, Keys, looks_light, single_keys
 from clipctl.cli.views.dashboard import dashboard, summary
 from clipctl.cli.views.palette import palette
 from clipctl.cli.views.scene import MOST_RUNS, MOST_ZOOM, PAGES, SMOOTHINGS, Options, Scene
-from clipctl.monitor.runs import planning_since_s, run_lines
+from clipctl.monitor.runs import NewRuns, planning_words, run_lines
 from clipctl.monitor.watch import FOLDING, RunWatcher, Snapshot
 from clipctl.runs.rundir import RunDir
 
@@ -155,7 +155,7 @@ class Screen:
         self._rival_snapshots: list[Snapshot] = []
         self._others: list[str] = []
         self._others_read = -OTHERS_INTERVAL_S
-        self._known = {run.name for run in RunDir.all(root)}
+        self._new_runs = NewRuns(root)
         self._back: RunWatcher | None = None  # what was shown before a new run began
         self._notice, self._notice_until_s = "", 0.0
 
@@ -191,20 +191,20 @@ class Screen:
                 self._follow_new()
             lines = list(run_lines(self._root))
             self._others = [line for line in lines if line.split("  ")[0] != self._watcher.run.name]
-            planning_s = planning_since_s(self._root)
-            if planning_s is not None:
-                self._others.insert(0, f"a run is being planned, for {planning_s:.0f} s so far")
+            if planning := planning_words(self._root):
+                self._others.insert(0, f"a new run: {planning}")
         self._snapshot = self._watcher.look(now_s)
         self._rival_snapshots = [rival.look(now_s) for rival in self._rivals]
 
     def _follow_new(self) -> None:
-        """Switch to a run that has started since, and say so."""
-        for run in RunDir.all(self._root):
-            if run.name in self._known or run.status() is None:
-                continue
-            self._known.add(run.name)
-            self._back, self._watcher = self._watcher, RunWatcher(run)
-            self._say(f"now showing {run.name}, which has just started; tab: back")
+        """Switch to a run that has started or resumed since, and say so."""
+        found = self._new_runs.newest()
+        if found is None or found[0].path == self._watcher.run.path:
+            return
+        run, status = found
+        self._back, self._watcher = self._watcher, RunWatcher(run)
+        what = "resumed" if status.attempt > 1 else "started"
+        self._say(f"now showing {run.name}, which has just {what}; tab: back")
 
     def _say(self, words: str) -> None:
         self._notice, self._notice_until_s = words, time.monotonic() + NOTICE_S

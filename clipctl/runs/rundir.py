@@ -424,14 +424,19 @@ def _is_same(path: str, other: Path) -> bool:
 @contextmanager
 def planning(root: Path) -> Iterator[None]:
     """Let watchers know, while this lasts, that a run is being planned. Leaves nothing behind."""
-    path = root / f"{_PLANNING}{os.getpid()}"
-    with suppress(OSError):  # a directory that is not there yet has no watchers
+    path, is_new = root / f"{_PLANNING}{os.getpid()}", not root.exists()
+    with suppress(OSError):
+        if is_new:
+            root.mkdir()
         os.close(open_to_append(path))
     try:
         yield
     finally:
         with suppress(OSError):
             path.unlink()
+        if is_new:
+            with suppress(OSError):  # it is not empty: others use it by now
+                root.rmdir()
 
 
 def planned_since_s(root: Path) -> float | None:
