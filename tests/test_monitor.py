@@ -606,3 +606,25 @@ def test_of_two_live_runs_the_one_that_started_last_is_shown(tmp_path):
         later.wait()
     found = likeliest_run(tmp_path)
     assert found is not None and found.name == "older"
+
+
+@pytest.mark.parametrize("size", [(120, 36), (80, 24), (60, 16)])
+def test_what_to_type_next_stands_in_lines_of_its_own(tmp_path, size, monkeypatch):
+    """However much there is to say about the run."""
+    monkeypatch.setenv("CLIPCTL_RUNS", str(tmp_path))
+    run = RunDir.create(tmp_path, "tiny", "20261116-060449-tiny-e3c4")
+    run.write_config("preset: tiny\n")
+    writer = Writer(run.metrics_file, "run")
+    writer.steps(1, 300, loss=3.3, data_s=0.09)
+    commands = {
+        "finished": ['clipctl search FOLDER "a red boat" --model e3c4', "clipctl report e3c4"],
+        "stopped": ["clipctl train --resume e3c4"],
+        "failed": ["clipctl train --resume e3c4"],
+    }
+    for state, expected in commands.items():
+        run.write_status(state, attempt=1, step=300, total_steps=300)
+        snapshot = RunWatcher(run).look(0.0)
+        assert len(snapshot.alerts) >= 2
+        lines = [line.plain.strip(" │") for line in dashboard(Scene(snapshot), *size)]
+        assert [line for line in lines if line.startswith("▸")] == [f"▸ {command}" for command in expected]
+        assert any(line.startswith("!") for line in lines)

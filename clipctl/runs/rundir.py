@@ -79,10 +79,11 @@ class RunDir:
     @property
     def handle(self) -> str:
         """What to type to refer to this run: the four digits of a name that clipctl made, if they are unique."""
-        if self.path.parent != DEFAULT_ROOT:
+        root = self.path.parent
+        if root.absolute() != runs_root(None).absolute():
             return shlex.quote(str(self.path))
         made = _MADE_NAME.fullmatch(self.name)
-        if made and _matches(made[1], [run.name for run in RunDir.all(DEFAULT_ROOT)]) == [self.name]:
+        if made and _matches(made[1], [run.name for run in RunDir.all(root)]) == [self.name]:
             return made[1]
         return shlex.quote(self.name)
 

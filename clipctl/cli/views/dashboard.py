@@ -116,10 +116,11 @@ def _tabs(scene: Scene, room: int) -> Text:
 
 
 def footer(scene: Scene, width: int, height: int) -> list[Text]:
-    """What is wrong, what to do next, other runs, and the keys."""
-    found = [*alerts(scene), *next_lines(scene)]
+    """What to do next, each command unbroken in a line of its own; what is wrong, other runs, and the keys."""
+    following = next_lines(scene)[: 1 if height < 12 else None]
     limit = 1 if height < 20 else 3 if height < 30 else max(4, height // 6)
-    told = wrapped(found, width - 4 if height >= 30 else width, limit)
+    words = wrapped(alerts(scene), width - 4 if height >= 30 else width, max(1, limit - len(following)))
+    told = [*following, *words]
     if height >= 30 and told:
         title = "diagnosis" if scene.snapshot.alerts else "state"
         told = framed(title, [Text(" ") + line for line in told], width, len(told) + 2, scene.palette)
@@ -149,10 +150,10 @@ def next_lines(scene: Scene) -> list[Text]:
     commands = {
         "stopped": [resume],
         "crashed": [resume],
+        "failed": [resume],
         "finished": [f'clipctl search FOLDER "a red boat" --model {handle}', f"clipctl report {handle}"],
     }.get(snapshot.state, [])
-    said = " ".join(alert.todo for alert in snapshot.alerts)
-    return [styled("▸ ", palette.key) + output.plain(command) for command in commands if command not in said]
+    return [styled("▸ ", palette.key) + output.plain(command) for command in commands]
 
 
 def _keys(scene: Scene, width: int) -> list[Text]:
