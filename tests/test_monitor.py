@@ -504,6 +504,7 @@ def test_a_snapshot_as_a_document(run):
     assert {"run", "state", "step", "total_steps", "loss", "images_per_s", "eta_s", "alerts"} <= set(document)
     assert (document["step"], document["total_steps"], document["best_score"]) == (5, 10, 0.25)
     assert document["eta_s"] == pytest.approx(0.5)
+    assert document["window_steps"] == 5, "there are no more yet"
     json.dumps(document, allow_nan=False)
 
 

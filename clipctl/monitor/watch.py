@@ -54,7 +54,7 @@ class Snapshot:
             "epoch": view.epoch,
             "epochs": self.epochs,
             "loss": view.loss_now,
-            "window_steps": metrics.WINDOW_STEPS,
+            "window_steps": view.window_steps,
             "chance_loss": view.chance_loss,
             "accuracy": view.accuracy_now,
             "val_loss": last_evaluation.val_loss if last_evaluation else None,
