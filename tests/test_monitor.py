@@ -17,6 +17,7 @@ from clipctl.cli.views.dashboard import dashboard
 from clipctl.cli.views.frame import framed
 from clipctl.cli.views.palette import DARK
 from clipctl.cli.views.scene import PAGES, Options, Scene
+from clipctl.config.sections import LoopConfig
 from clipctl.errors import RunError
 from clipctl.monitor import liveness
 from clipctl.monitor.diagnosis import RunFacts, slow_rank
@@ -506,6 +507,16 @@ def test_a_snapshot_as_a_document(run):
     assert document["eta_s"] == pytest.approx(0.5)
     assert document["window_steps"] == 5, "there are no more yet"
     json.dumps(document, allow_nan=False)
+
+
+def test_epochs_are_those_of_the_steps_to_be_made(run):
+    """Not of the setting, which --steps overrides."""
+    run.write_status("running", attempt=1, step=5, total_steps=444)
+    assert RunWatcher(run).look(0.0).epochs == LoopConfig().epochs, "an older run does not say"
+    run.write_environment({"steps_per_epoch": 56})
+    assert RunWatcher(run).look(0.0).epochs == 8
+    run.write_environment({"steps_per_epoch": 0})
+    assert RunWatcher(run).look(0.0).epochs == LoopConfig().epochs
 
 
 def test_a_newer_schema_is_refused(run):
