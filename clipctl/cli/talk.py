@@ -12,6 +12,8 @@ from clipctl.cli import output
 from clipctl.cli.views import training, units
 
 if TYPE_CHECKING:
+    from clipctl.monitor.watch import RunWatcher
+    from clipctl.runs.rundir import RunDir
     from clipctl.training.attempt import TrainSummary
     from clipctl.training.journal import Progress
     from clipctl.training.session import Session
@@ -92,19 +94,23 @@ def show_examples(session: "Session") -> None:
 
 def watcher_for(console: Console, session: "Session", *, live: bool) -> "TerminalWatcher | LiveWatcher":
     """The dashboard if it was asked for and there is a terminal for it, else rows of progress."""
-    return LiveWatcher(console, session) if live and console.is_terminal else TerminalWatcher(console)
+    assert session.run is not None
+    return LiveWatcher(console, session) if live and console.is_terminal else TerminalWatcher(console, session.run)
 
 
 class TerminalWatcher:
-    """A row every few seconds; in a terminal also a bar below them. Warnings in between."""
+    """A row now and then; in a terminal also a bar below them. Warnings in between."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, run: "RunDir") -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         columns = (BarColumn(bar_width=None), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-        self._console = console
+        self._console, self._run = console, run
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("training", total=None, left="")
+        self._rows = training.RowRhythm()
+        self._monitor: RunWatcher | None = None
+        self._has_warned = False
 
     def __enter__(self) -> "TerminalWatcher":
         self._bar.start()
@@ -115,9 +121,23 @@ class TerminalWatcher:
         self._bar.stop()
 
     def progress(self, progress: "Progress") -> None:
-        self._console.print(training.progress_row(progress), markup=False)
         left = f"{units.duration(progress.eta_s)} left"  # as in the row: the bar would guess from its own few updates
         self._bar.update(self._task, completed=progress.step, total=progress.total_steps, left=left)
+        if self._rows.is_due(progress, time.monotonic()):
+            self._console.print(training.progress_row(progress), markup=False)
+            self._warn_if_slow()
+
+    def _warn_if_slow(self) -> None:
+        """Once, in the words of the monitor."""
+        from clipctl.monitor.watch import RunWatcher
+
+        if self._has_warned:
+            return
+        self._monitor = self._monitor or RunWatcher(self._run)
+        for alert in self._monitor.look(time.monotonic()).alerts:
+            if alert.name == "slower_than_planned":
+                self._has_warned = True
+                self.warn(f"{alert.what}: {alert.why}; {alert.todo}")
 
     def say(self, message: str) -> None:
         self._console.print(message, markup=False, soft_wrap=True)

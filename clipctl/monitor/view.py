@@ -308,6 +308,11 @@ class RunView:
         return self._mean_now("step_s")
 
     @property
+    def usual_step_s(self) -> float | None:
+        """Of this attempt, without its first step and what came between steps."""
+        return self._usual_s()[0] or None
+
+    @property
     def images_per_s_at_start(self) -> float | None:
         """Of this attempt, without its first steps, which are warm-up."""
         speeds = self._start_speeds[3:] if len(self._start_speeds) > 6 else self._start_speeds

@@ -154,6 +154,27 @@ def progress_row(progress: "Progress") -> str:
     )
 
 
+class RowRhythm:
+    """When a row of progress is due: the first and the last; in between after evaluations and every ten seconds,
+    but no more than about fifty in a run; and at least one a minute."""
+
+    EVALUATED_S, QUIET_S, LONGEST_S, SHARE = 5.0, 10.0, 60.0, 0.02
+
+    def __init__(self) -> None:
+        self._last: tuple[Progress, float] | None = None
+
+    def is_due(self, progress: "Progress", now_s: float) -> bool:
+        if self._last is not None and progress.step < progress.total_steps:
+            last, last_s = self._last
+            waited_s = now_s - last_s
+            is_news = waited_s >= (self.QUIET_S if progress.evaluation is last.evaluation else self.EVALUATED_S)
+            is_far = progress.step - last.step >= self.SHARE * progress.total_steps
+            if not (is_news and is_far) and waited_s < self.LONGEST_S:
+                return False
+        self._last = progress, now_s
+        return True
+
+
 def summary_text(summary: "TrainSummary") -> str:
     """The result, and where it is."""
     pairs = summary.val_pairs
