@@ -52,12 +52,14 @@ def test_train_writes_a_run_and_prints_its_score(tmp_path):
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["batch_size"] == 12
     assert "unseen pictures matched" in done.stdout and run.name in done.stdout
     assert "images/s" in done.stderr and "\x1b" not in done.stderr + done.stdout
+    assert [line for line in done.stderr.splitlines() if line != line.rstrip()] == []
 
 
 @pytest.mark.parametrize(("pictures", "commands"), [("synthetic:40", 4), ("synthetic:2000", 3)])
 def test_what_was_just_done_is_not_suggested_next(tmp_path, pictures, commands):
     settings = [f"--set={key}={value}" for key, value in MICRO.items() if key not in ("data.source", "train.epochs")]
     done = clipctl("train", pictures, *settings, "--steps", "1", cwd=tmp_path)
+    assert "1: 1 epoch of " in done.stderr and ": 1 step, " in done.stdout
     assert done.stdout.count("\n  clipctl ") == commands, done.stderr
 
 

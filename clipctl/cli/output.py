@@ -16,6 +16,8 @@ from rich.text import Text
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
+    from rich.table import Table
+
     from clipctl.progress import Count, Tell
 
 
@@ -120,6 +122,14 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_unpadded(console: Console, table: "Table") -> None:
+    """A table without the spaces at the ends of its lines, which Rich fills up to its width."""
+    for segments in console.render_lines(table, pad=False):
+        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
+        line.rstrip()
+        console.print(line, soft_wrap=True)
 
 
 def plain(text: str, style: str = "") -> Text:

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from clipctl.cli import output
 from clipctl.cli.views import training, units
+from clipctl.config.quantities import counted
 
 if TYPE_CHECKING:
     from clipctl.monitor.watch import RunWatcher
@@ -40,14 +41,15 @@ def show_plan(session: "Session", *, as_json: bool) -> None:
     if as_json:
         output.print_json("train-plan", training.plan_document(session.plan))
     else:
-        output.data().print(training.plan_table(session.plan))
+        output.print_unpadded(output.data(), training.plan_table(session.plan))
 
 
 def show_start(console: Console, session: "Session") -> None:
     assert session.run is not None
     if session.is_finished:
-        console.print(f"{session.run.path} is already finished: {session.step} steps, nothing left to do", markup=False)
-    console.print(training.plan_table(session.plan))
+        made = counted(session.step, "step")
+        console.print(f"{session.run.path} is already finished: {made}, nothing left to do", markup=False)
+    output.print_unpadded(console, training.plan_table(session.plan))
     where = f", from step {session.step}" if session.checkpoint else ""
     console.print(f"run          {session.run.path}{where}", markup=False)
 

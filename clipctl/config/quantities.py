@@ -24,6 +24,12 @@ def parse_count(text: str | float) -> int:
     return int(value)
 
 
+def counted(count: float, noun: str) -> str:
+    """In words: 1 epoch, 1,200 epochs."""
+    number = f"{count:,.0f}"
+    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
+
+
 def parse_bytes(text: str) -> int:
     """A memory size: 8G, 8GB, 8GiB, 512M, in powers of 1024."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kKmMgGtT])(?:i?[bB])?\s*|\s*(\d+)\s*", text)

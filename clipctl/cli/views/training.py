@@ -8,6 +8,7 @@ from rich.text import Text
 
 from clipctl.cli.output import plain
 from clipctl.cli.views import units
+from clipctl.config.quantities import counted
 
 if TYPE_CHECKING:
     from clipctl.runs.retrieval import Retrieval
@@ -47,7 +48,7 @@ def plan_table(plan: "TrainPlan") -> Table:
         "threads": f"{placement.threads.value} – {placement.threads.reason}",
         "workers": f"{placement.workers.value} – {placement.workers.reason}",
         **({} if data.train.is_drawn else {"cache": f"{data.cache.value} – {data.cache.reason}"}),
-        "steps": f"{schedule.total_steps:,}: {schedule.epochs:,} epochs of {schedule.steps_per_epoch:,}, "
+        "steps": f"{schedule.total_steps:,}: {counted(schedule.epochs, 'epoch')} of {schedule.steps_per_epoch:,}, "
         f"batch size {schedule.batch_pairs}{in_parts}, peak learning rate {config.optim.lr:g}",
         "time": time_line(plan),
         "memory": memory_line(plan),
@@ -188,7 +189,7 @@ def summary_text(summary: "TrainSummary") -> str:
     return "\n".join(
         [
             f"trained {units.count(summary.parameters)} parameters in {units.duration(summary.seconds)} on "
-            f"{summary.device}: {summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
+            f"{summary.device}: {counted(summary.steps, 'step')}, {summary.images_per_s:.0f} images/s, "
             f"peak memory {units.size(summary.peak_memory_bytes)}",
             f"{found}: R@1 {units.percent(score)} (best {units.percent(best)}, chance {units.percent(1 / pairs)})",
             *start_lines(summary),
