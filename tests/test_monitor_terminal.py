@@ -274,13 +274,29 @@ def test_colours_follow_what_the_terminal_says_about_its_background(finished, te
 
 
 def test_the_dashboard_in_the_terminal_of_the_training(tmp_path, terminal):
+    """Before the first report, through keys and sizes, until Ctrl-C; then the terminal is as it was."""
     seen = terminal(
-        "train", "--live", "--runs-dir", str(tmp_path), *SETTINGS, "--set=train.epochs=400", columns=120, rows=36
+        "train", "--live", "--runs-dir", str(tmp_path), *SETTINGS, "--set=train.epochs=40000", columns=120, rows=36
     )
+    seen.wait_for("● waiting", "Ctrl-C saves and stops", seconds=60)
     seen.wait_for("● running", "R@1 unseen", "Ctrl-C saves and stops", seconds=60)
+    seen.press("2")
+    seen.wait_for("R@1, R@5, R@10", seconds=3)
+    seen.resize(80, 24)
+    time.sleep(1)
+    seen.press("1q?")  # it is no monitor that could be left
+    seen.wait_for("Ctrl-C saves and stops", "pause the display", seconds=3)
+    seen.press("?")
+    seen.wait_for("● running", "cpu    ", seconds=3)
     seen.process.send_signal(signal.SIGINT)
     assert seen.end(30) == 130
     assert "--resume" in seen.text and seen.output.rindex(b"\x1b[?1049l") > seen.output.rindex(b"\x1b[?1049h")
+    assert termios.tcgetattr(seen._slave) == seen.settings and b"Traceback" not in seen.output
+
+
+def test_without_keys_to_read_training_prints_rows(tmp_path):
+    done = piped("train", "--live", "--runs-dir", str(tmp_path), *SETTINGS, TTY_COMPATIBLE="1")
+    assert done.returncode == 0 and "images/s" in done.stderr and "1049h" not in done.stderr
 
 
 def wait_until_other(seen, before):

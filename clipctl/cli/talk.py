@@ -1,6 +1,7 @@
 """What a run prints on the terminal: the plan, rows of progress, warnings, the result and what to do next."""
 
 import shlex
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -96,8 +97,11 @@ def show_examples(session: "Session") -> None:
 
 def watcher_for(console: Console, session: "Session", *, live: bool) -> "TerminalWatcher | LiveWatcher":
     """The dashboard if it was asked for and there is a terminal for it, else rows of progress."""
+    from clipctl.cli.terminal import reads_keys
+
     assert session.run is not None
-    return LiveWatcher(console, session) if live and console.is_terminal else TerminalWatcher(console, session.run)
+    shows_live = live and console.is_terminal and not console.is_dumb_terminal and reads_keys()
+    return LiveWatcher(console, session.run) if shows_live else TerminalWatcher(console, session.run)
 
 
 class TerminalWatcher:
@@ -149,37 +153,42 @@ class TerminalWatcher:
 
 
 class LiveWatcher:
-    """The monitor's dashboard in the trainer's own terminal. Messages are held back and printed at the end."""
+    """The monitor's dashboard in the trainer's own terminal, in a thread of its own: it is there before the first step,
+    and its keys work during a long one. Messages are shown for a while, and printed at the end."""
 
-    def __init__(self, console: Console, session: "Session") -> None:
-        from clipctl.cli.screen import Drawing, options_for
+    INTERVAL_S = 1.0
+
+    def __init__(self, console: Console, run: "RunDir") -> None:
+        from clipctl.cli.screen import Screen, options_for
         from clipctl.monitor.watch import RunWatcher
 
-        assert session.run is not None
-        self._console, self._watcher = console, RunWatcher(session.run)
-        self._screen, self._drawing = console.screen(hide_cursor=True), Drawing(console)
-        self._options = replace(options_for(console), show_keys=False)
-        self._said: list[str] = []
+        options = replace(options_for(console), in_trainer=True)
+        self._console, self._said = console, list[str]()
+        self._screen = Screen(console, run.path.parent, RunWatcher(run), self.INTERVAL_S, options, follows=False)
+        self._thread = threading.Thread(target=self._show, name="dashboard", daemon=True)
 
     def __enter__(self) -> "LiveWatcher":
-        self._screen.__enter__()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._screen.__exit__(None, None, None)
+        self._screen.close()
+        self._thread.join()
         for words in self._said:
             say(self._console, words)
 
-    def progress(self, progress: "Progress") -> None:
-        from clipctl.cli.views.scene import Scene
+    def _show(self) -> None:
+        try:
+            self._screen.show()
+        except Exception as problem:  # training goes on without it
+            self._said.append(f"warning: the dashboard ended: {problem}")
 
-        snapshot = self._watcher.look(time.monotonic())
-        self._drawing.draw(
-            Scene(snapshot, self._options, notice=self._said[-1] if self._said else "Ctrl-C saves and stops")
-        )
+    def progress(self, progress: "Progress") -> None:
+        """The dashboard reads what the run writes."""
 
     def say(self, message: str) -> None:
         self._said.append(message)
+        self._screen.notify(message)
 
     def warn(self, message: str) -> None:
-        self._said.append(f"warning: {message}")
+        self.say(f"warning: {message}")

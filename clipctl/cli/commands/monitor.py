@@ -1,6 +1,5 @@
 """clipctl monitor, runs and stop: watch and control runs from a second terminal."""
 
-import sys
 import time
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def monitor(
 ) -> None:
     """Watch a run from a second terminal; warns if something goes wrong."""
     from clipctl.cli import screen
-    from clipctl.cli.terminal import ends_by_exception
+    from clipctl.cli.terminal import ends_by_exception, reads_keys
     from clipctl.monitor.runs import find_run, has_run, look_surely
     from clipctl.monitor.watch import RunWatcher
     from clipctl.runs.rundir import runs_root
@@ -51,7 +50,7 @@ def monitor(
                 output.print_json("monitor", snapshot.to_dict())
             elif svg is None and png is None:
                 screen.show_once(console, snapshot, look)
-        elif console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty():
+        elif console.is_terminal and not console.is_dumb_terminal and reads_keys():
             screen.Screen(console, root, watcher, interval, look, follows=run is None).show()
         else:
             screen.follow(console, watcher, interval)

@@ -22,6 +22,7 @@ KEYS = (
     ("?", "help"),
     ("q", "quit"),
 )
+STOP_KEY = ("Ctrl-C", "saves and stops")  # instead of q, in the terminal of the training
 HELP = (
     "1-5    pages: overview, metrics, machine, model, retrieval",
     "tab    next run; after an automatic switch, back",
@@ -48,12 +49,17 @@ def dashboard(scene: Scene, width: int, height: int) -> list[Text]:
     if height < 6 or width < 30:
         lines = [one_line(scene)]
     elif options.help:
-        lines = [*header(scene, width)[:1], Text(), *(Text(line) for line in HELP)]
+        lines = [*header(scene, width)[:1], Text(), *(Text(line) for line in help_lines(options.in_trainer))]
     else:
         top, below = header(scene, width), footer(scene, width, height)
         body = BODIES[options.page](scene, width, height - len(top) - len(below))
         lines = [*top, *body, *below]
     return fitted(lines, width, height, ascii_only=options.ascii_only)
+
+
+def help_lines(in_trainer: bool) -> list[str]:
+    stop = f"{STOP_KEY[0]} {STOP_KEY[1]}"
+    return [stop if in_trainer and line.startswith("q ") else line for line in HELP]
 
 
 def one_line(scene: Scene) -> Text:
@@ -161,9 +167,10 @@ def _keys(scene: Scene, width: int) -> list[Text]:
         return [output.plain(scene.notice, style=scene.palette.warn)]
     if not scene.options.show_keys:
         return []
-    line, last = Text(), KEYS[-2:]  # how to get help and how to leave are there at any width
+    keys = [*KEYS[:-1], STOP_KEY] if scene.options.in_trainer else KEYS
+    line, last = Text(), keys[-2:]  # how to get help and how to leave are there at any width
     room = width - sum(len(key) + len(word) + 3 for key, word in last)
-    for key, word in KEYS:
+    for key, word in keys:
         if (key, word) in last or line.cell_len + len(key) + len(word) + 3 <= room:
             line.append(f"{key} ", scene.palette.key).append(f"{word}  ", scene.palette.dim)
     line.rstrip()
