@@ -506,6 +506,8 @@ def test_a_snapshot_as_a_document(run):
     assert (document["step"], document["total_steps"], document["best_score"]) == (5, 10, 0.25)
     assert document["eta_s"] == pytest.approx(0.5)
     assert document["window_steps"] == 5, "there are no more yet"
+    lines = dashboard(Scene(RunWatcher(run).look(0.0)), 120, 36)
+    assert any("5 steps, chance" in line.plain for line in lines)
     json.dumps(document, allow_nan=False)
 
 
