@@ -294,6 +294,22 @@ def test_the_dashboard_in_the_terminal_of_the_training(tmp_path, terminal):
     assert termios.tcgetattr(seen._slave) == seen.settings and b"Traceback" not in seen.output
 
 
+@pytest.mark.parametrize("live", [[], ["--live"]], ids=["rows", "live"])
+def test_a_terminal_that_is_closed_ends_the_training_well(tmp_path, terminal, live):
+    """Saved, and with the exit code of a hang-up, though nothing can be said any more."""
+    settings = (*SETTINGS, "--set=train.epochs=40000", "--name", "run")
+    seen = terminal("train", *live, "--runs-dir", str(tmp_path), *settings, columns=120, rows=36)
+    seen.wait_for("left", seconds=60)
+    master, slave, seen._master, seen._slave = seen._master, seen._slave, -1, -1
+    os.close(slave)
+    os.close(master)
+    time.sleep(1)  # something is written to it
+    seen.process.send_signal(signal.SIGHUP)
+    assert seen.end(30) == 129
+    status = RunDir(tmp_path / "run").status()
+    assert status is not None and status.state == "stopped"
+
+
 def test_without_keys_to_read_training_prints_rows(tmp_path):
     done = piped("train", "--live", "--runs-dir", str(tmp_path), *SETTINGS, TTY_COMPATIBLE="1")
     assert done.returncode == 0 and "images/s" in done.stderr and "1049h" not in done.stderr

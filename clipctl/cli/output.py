@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,8 @@ def stops_said() -> "Iterator[None]":
         yield
     except Stopped as stop:
         hint = f". {stop.hint}" if stop.hint else ""
-        prose().print(plain(f"{stop}{hint}"), soft_wrap=True)
+        with suppress(OSError):  # the terminal may be gone, and was the reason
+            prose().print(plain(f"{stop}{hint}"), soft_wrap=True)
         raise typer.Exit(stop.exit_code) from None
     except KeyboardInterrupt:
         prose().print("stopped at once; nothing more was saved")

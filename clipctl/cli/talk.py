@@ -4,6 +4,7 @@ import shlex
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -124,7 +125,8 @@ class TerminalWatcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        with suppress(OSError):  # the terminal may be gone
+            self._bar.stop()
 
     def progress(self, progress: "Progress") -> None:
         left = f"{units.duration(progress.eta_s)} left"  # as in the row: the bar would guess from its own few updates
@@ -174,8 +176,9 @@ class LiveWatcher:
     def __exit__(self, *_: object) -> None:
         self._screen.close()
         self._thread.join()
-        for words in self._said:
-            say(self._console, words)
+        with suppress(OSError):  # the terminal may be gone
+            for words in self._said:
+                say(self._console, words)
 
     def _show(self) -> None:
         try:
