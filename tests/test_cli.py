@@ -309,7 +309,7 @@ def one_run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "texts"),
     [
-        ("runs", ["a-run-with-a-rather-long-name\n    state finished, step 6, of 6,\n"]),
+        ("runs", ["a-run-with-a-rather-long-name\n    state finished, steps 6 of 6,\n"]),
         ("checkpoint list", ["\n    step 6, epoch 2", "best, last"]),
         ("recommend-device --params 150M", ["what would change it\nTiny\n    parameters below 10M,"]),
         ("bench --sizes 1e4 --suites elementwise --dtypes fp32 --threads 1", ["add\n    size 1e4, on cpu fp32"]),

@@ -38,14 +38,6 @@ def names(root):
     return sorted(path.name for path in root.iterdir())
 
 
-# --- the list -------------------------------------------------------------------------------------------------
-
-
-def test_on_a_narrow_terminal_the_list_still_reads_well(root):
-    done = CliRunner().invoke(app, ["runs"], env={"COLUMNS": "30"})
-    assert "state finished, steps 1 of 1" in " ".join(done.stdout.split())
-
-
 # --- rm -------------------------------------------------------------------------------------------------------
 
 

@@ -24,10 +24,9 @@ def parse_count(text: str | float) -> int:
     return int(value)
 
 
-def counted(count: float, noun: str) -> str:
-    """In words: 1 epoch, 1,200 epochs."""
-    number = f"{count:,.0f}"
-    return f"{number} {noun}" if number == "1" else f"{number} {noun}s"
+def counted(count: int, noun: str) -> str:
+    """1 epoch, 1,200 epochs."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def parse_bytes(text: str) -> int:

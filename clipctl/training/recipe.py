@@ -13,7 +13,7 @@ from typing import Any
 
 from clipctl.config import layers
 from clipctl.config.layers import Layer
-from clipctl.config.quantities import counted, parse_duration
+from clipctl.config.quantities import parse_duration
 from clipctl.data.catalog import Data, open_data
 from clipctl.data.traits import Traits, traits_of
 from clipctl.errors import ConfigError
@@ -179,9 +179,7 @@ class _Planner:
         epochs = max(1, min(ENOUGH_PASSES, int(passes[chosen])))
         length = {"train.epochs": epochs, "train.eval_every": self._eval_every(epochs)}
         most = " (the most)" if epochs == ENOUGH_PASSES else ""
-        words = (
-            f"{counted(epochs, 'epoch')}{most}, about {budget_s / 60:.1f} min on two cores; to set a limit, pass --time"
-        )
+        words = f"{epochs} epochs{most}, about {budget_s / 60:.1f} min on two cores; to set a limit, pass --time"
         return self._make({**self.ladder[chosen].settings(), **length}), [words]
 
     def _in_few_views(self, plan: TrainPlan) -> TrainPlan:
@@ -267,7 +265,7 @@ class _Planner:
         """The highest rung that still gets enough passes."""
         chosen = max((place for place, count in enumerate(passes) if count >= wanted), default=0)
         self.choices = tuple(
-            f"{rung}: {counted(count, 'epoch')} in that time{' (chosen)' if place == chosen else ''}"
+            f"{rung}: {count:,.0f} epochs in that time{' (chosen)' if place == chosen else ''}"
             for place, (rung, count) in enumerate(zip(self.ladder, passes, strict=True))
         )
         return chosen
@@ -281,7 +279,7 @@ class _Planner:
             return []
         passes = plan.schedule.total_steps / plan.schedule.steps_per_epoch
         share = 1 - math.exp(-passes / PASSES_TO_LEARN)
-        return [f"{counted(passes, 'epoch')} should give about {share:.0%} of the R@1 that more time would"]
+        return [f"{passes:,.0f} epochs should give about {share:.0%} of the R@1 that more time would"]
 
     def _make(self, values: Mapping[str, Any]) -> TrainPlan:
         # A preset, or a model of the user's own, comes with its own batch size, rate and checkpoints.
