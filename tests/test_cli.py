@@ -18,10 +18,14 @@ from clipctl.cli.app import app
 from clipctl.cli.output import aligned
 from clipctl.cli.talk import TerminalWatcher
 from clipctl.cli.views import units
+from clipctl.cli.views.training import RowRhythm
 from clipctl.hardware import devices
+from clipctl.monitor.watch import RunWatcher
+from clipctl.runs.rundir import RunDir
 from clipctl.training.journal import Progress
 from tests.conftest import MICRO
 from tests.launcher import launch
+from tests.test_monitor import Writer
 
 SETTINGS = [argument for key, value in MICRO.items() for argument in ("--set", f"{key}={value}")]
 
@@ -48,12 +52,14 @@ def test_train_writes_a_run_and_prints_its_score(tmp_path):
     assert yaml.safe_load((run / "config.yaml").read_text())["train"]["batch_size"] == 12
     assert "unseen pictures matched" in done.stdout and run.name in done.stdout
     assert "images/s" in done.stderr and "\x1b" not in done.stderr + done.stdout
+    assert [line for line in done.stderr.splitlines() if line != line.rstrip()] == []
 
 
 @pytest.mark.parametrize(("pictures", "commands"), [("synthetic:40", 4), ("synthetic:2000", 3)])
 def test_what_was_just_done_is_not_suggested_next(tmp_path, pictures, commands):
     settings = [f"--set={key}={value}" for key, value in MICRO.items() if key not in ("data.source", "train.epochs")]
     done = clipctl("train", pictures, *settings, "--steps", "1", cwd=tmp_path)
+    assert "1: 1 epoch of " in done.stderr and ": 1 step, " in done.stdout
     assert done.stdout.count("\n  clipctl ") == commands, done.stderr
 
 
@@ -208,12 +214,41 @@ def test_ctrl_c_ends_with_130(tmp_path):
     assert json.loads((tmp_path / "runs/mine/run.json").read_text())["state"] == "stopped"
 
 
-def test_the_bar_shows_the_time_left():
+def test_the_bar_shows_the_time_left(tmp_path):
     console = Console(file=io.StringIO(), force_terminal=True, width=100)
-    with TerminalWatcher(console) as watcher:
+    with TerminalWatcher(console, RunDir(tmp_path)) as watcher:
         watcher.progress(Progress(100, 400, 1, 4, 2.5, 0.5, 80.0, eta_s=200.0, evaluation=None))
         watcher._bar.refresh()
     assert "3:20 left" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "epochs", "most", "least"),
+    [(60, 12, 14, 8), (60, 400, 14, 8), (250, 12, 40, 24), (36000, 90, 900, 600)],
+)
+def test_rows_are_as_many_as_a_person_reads(seconds, epochs, most, least):
+    """A report every two seconds, and an evaluation at the end of every epoch."""
+    rhythm, shown, evaluations = RowRhythm(), 0, [object() for _ in range(epochs + 1)]
+    for now_s in range(0, seconds + 1, 2):
+        step = 1000 * now_s // seconds
+        evaluation = evaluations[epochs * now_s // seconds]
+        shown += rhythm.is_due(Progress(step, 1000, 1, epochs, 2.5, 0.5, 80.0, 9.0, evaluation), now_s)
+    assert least <= shown <= most
+
+
+def test_a_run_far_slower_than_planned_says_so_once_while_it_runs(tmp_path):
+    run = RunDir.create(tmp_path, "tiny", "run")
+    run.write_config("preset: tiny\n")
+    run.write_environment({"planned_step_s": {"value": 0.01, "low": 0.01, "high": 0.02}})
+    Writer(run.metrics_file, "run").steps(1, 30)
+    run.write_status("running", attempt=1, step=30, total_steps=400)
+    console = Console(file=io.StringIO(), width=200)
+    with TerminalWatcher(console, run) as watcher:
+        for step in (30, 400):
+            watcher.progress(Progress(step, 400, 1, 4, 2.5, 0.5, 80.0, eta_s=200.0, evaluation=None))
+    (warning,) = [line for line in console.file.getvalue().splitlines() if line.startswith("warning")]
+    (alert,) = [one for one in RunWatcher(run).look(0.0).alerts if one.name == "slower_than_planned"]
+    assert warning == f"warning: {alert.what}: {alert.why}; {alert.todo}" and "0.1 s, 5 times" in warning
 
 
 # --- start-up -------------------------------------------------------------------------------------------------
@@ -274,7 +309,7 @@ def one_run(tmp_path_factory):
 @pytest.mark.parametrize(
     ("words", "texts"),
     [
-        ("runs", ["a-run-with-a-rather-long-name\n    state finished, step 6, of 6,\n"]),
+        ("runs", ["a-run-with-a-rather-long-name\n    state finished, steps 6 of 6,\n"]),
         ("checkpoint list", ["\n    step 6, epoch 2", "best, last"]),
         ("recommend-device --params 150M", ["what would change it\nTiny\n    parameters below 10M,"]),
         ("bench --sizes 1e4 --suites elementwise --dtypes fp32 --threads 1", ["add\n    size 1e4, on cpu fp32"]),

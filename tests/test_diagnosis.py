@@ -238,7 +238,25 @@ def test_a_run_far_slower_than_planned_says_so_from_its_first_steps(story):
     alert = story.alerts(planned_step_s=0.06)["slower_than_planned"]
     assert "33 times" in alert.what and "another program" in alert.why and alert.todo
     assert "slower_than_planned" not in story.alerts(planned_step_s=1.5)
-    assert "slower_than_planned" not in story.alerts(planned_step_s=0.06, state="finished")
+
+
+def test_a_run_that_was_far_slower_than_planned_says_so_at_its_end(story):
+    """Though its last steps were as fast as planned, and the other program has ended."""
+    story.tell(
+        row=lambda step: {"images_per_s": 27 / (2.0 if step < 300 else 0.05)},
+        system=lambda step: {"process_cpu": 0.2 if step < 300 else 1.7},
+    )
+    alert = story.alerts(planned_step_s=0.06, state="finished")["slower_than_planned"]
+    assert "took on average 1.5 s, 25 times" in alert.what and "another program" in alert.why
+    assert "slower_than_planned" not in story.alerts(planned_step_s=0.06)
+    assert "slower_than_planned" not in story.alerts(planned_step_s=1.0, state="finished")
+
+
+def test_processes_that_train_together_are_not_taken_for_other_programs(story):
+    story.tell(30, row=lambda step: {"images_per_s": 27 / 2.0}, system=lambda step: {"process_cpu": 0.2})
+    for rank in range(2):
+        story.writer.write(metrics.RANK, {"step": 30, "rank": rank, "host": "a", "images_per_s": 9.0, "wait_share": 0})
+    assert "another program" not in story.alerts(planned_step_s=0.06)["slower_than_planned"].why
 
 
 def test_memory_pressure_and_swap(tmp_path):

@@ -1,3 +1,8 @@
+import subprocess
+import sys
+import time
+
+import psutil
 import pytest
 import torch
 
@@ -55,6 +60,33 @@ def test_sensors_read_plain_numbers_or_none():
     row = sensors.SystemSensors(with_children=True).read(1.0)
     assert len(row["cpu_per_core"]) >= 1 and row["rss_bytes"] > 0 and row["available_bytes"] > 0
     assert row["temperature_c"] is None or 0 < row["temperature_c"] < 150
+
+
+def test_what_loader_workers_use_is_the_trainers_own():
+    """Otherwise they would be taken for another program."""
+    working = (
+        "import sys, time; sys.stdin.read(1); end = time.process_time() + 30\nwhile time.process_time() < end: pass"
+    )
+    child = subprocess.Popen([sys.executable, "-c", working], stdin=subprocess.PIPE)
+    alone, together = (sensors.SystemSensors(with_children=which) for which in (False, True))
+    try:
+        assert child.stdin is not None
+        child.stdin.write(b"x")
+        child.stdin.flush()
+        deadline = time.monotonic() + 30
+        while psutil.Process(child.pid).cpu_times().user < 1.0:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        used = together.read(1.0)["process_cpu"]
+        assert used > alone.read(1.0)["process_cpu"] + 0.1
+        assert used <= psutil.cpu_count() + 0.5
+    finally:
+        child.kill()
+        child.wait()
+    time.sleep(0.2)
+    together.read(1.0)
+    time.sleep(0.2)
+    assert together.read(1.0)["process_cpu"] < 0.5, "it has ended"
 
 
 def test_a_discharging_battery_tells_the_power(tmp_path):

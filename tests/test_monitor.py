@@ -17,12 +17,13 @@ from clipctl.cli.views.dashboard import dashboard
 from clipctl.cli.views.frame import framed
 from clipctl.cli.views.palette import DARK
 from clipctl.cli.views.scene import PAGES, Options, Scene
+from clipctl.config.sections import LoopConfig
 from clipctl.errors import RunError
 from clipctl.monitor import liveness
 from clipctl.monitor.diagnosis import RunFacts, slow_rank
 from clipctl.monitor.liveness import Quiet, probe, run_state
 from clipctl.monitor.reader import BLOCK_BYTES, MetricsTail
-from clipctl.monitor.runs import the_live_run
+from clipctl.monitor.runs import likeliest_run, the_live_run
 from clipctl.monitor.series import MAX_BUCKETS, Series
 from clipctl.monitor.view import RunView
 from clipctl.monitor.watch import RunWatcher
@@ -504,7 +505,20 @@ def test_a_snapshot_as_a_document(run):
     assert {"run", "state", "step", "total_steps", "loss", "images_per_s", "eta_s", "alerts"} <= set(document)
     assert (document["step"], document["total_steps"], document["best_score"]) == (5, 10, 0.25)
     assert document["eta_s"] == pytest.approx(0.5)
+    assert document["window_steps"] == 5, "there are no more yet"
+    lines = dashboard(Scene(RunWatcher(run).look(0.0)), 120, 36)
+    assert any("5 steps, chance" in line.plain for line in lines)
     json.dumps(document, allow_nan=False)
+
+
+def test_epochs_are_those_of_the_steps_to_be_made(run):
+    """Not of the setting, which --steps overrides."""
+    run.write_status("running", attempt=1, step=5, total_steps=444)
+    assert RunWatcher(run).look(0.0).epochs == LoopConfig().epochs, "an older run does not say"
+    run.write_environment({"steps_per_epoch": 56})
+    assert RunWatcher(run).look(0.0).epochs == 8
+    run.write_environment({"steps_per_epoch": 0})
+    assert RunWatcher(run).look(0.0).epochs == LoopConfig().epochs
 
 
 def test_a_newer_schema_is_refused(run):
@@ -584,3 +598,47 @@ def test_processes_that_wait_equally_are_not_blamed(path, writer):
         writer.write(metrics.RANK, {"rank": rank, "host": "here", "wait_share": 0.2 + rank / 100})
     view = fresh(path)
     assert len(view.ranks) == 2 and view.slowest_rank is None
+
+
+def test_of_two_live_runs_the_one_that_started_last_is_shown(tmp_path):
+    """Whichever reported last: both do so every second."""
+    later = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    created_s = psutil.Process(later.pid).create_time()
+    try:
+        for name in ("older", "newer", "over"):
+            run = RunDir.create(tmp_path, "tiny", name)
+            run.write_config("preset: tiny\n")
+            run.write_status("finished" if name == "over" else "running", attempt=1, step=5, total_steps=9)
+            if name == "newer":
+                status = json.loads(run.status_file.read_text())
+                facts = {"pid": later.pid, "process_created_s": created_s, "heartbeat_s": time.time() - 2}
+                run.status_file.write_text(json.dumps(status | facts))
+        found = likeliest_run(tmp_path)
+        assert found is not None and found.name == "newer"
+    finally:
+        later.kill()
+        later.wait()
+    found = likeliest_run(tmp_path)
+    assert found is not None and found.name == "older"
+
+
+@pytest.mark.parametrize("size", [(120, 36), (80, 24), (60, 16)])
+def test_what_to_type_next_stands_in_lines_of_its_own(tmp_path, size, monkeypatch):
+    """However much there is to say about the run."""
+    monkeypatch.setenv("CLIPCTL_RUNS", str(tmp_path))
+    run = RunDir.create(tmp_path, "tiny", "20261116-060449-tiny-e3c4")
+    run.write_config("preset: tiny\n")
+    writer = Writer(run.metrics_file, "run")
+    writer.steps(1, 300, loss=3.3, data_s=0.09)
+    commands = {
+        "finished": ['clipctl search FOLDER "a red boat" --model e3c4', "clipctl report e3c4"],
+        "stopped": ["clipctl train --resume e3c4"],
+        "failed": ["clipctl train --resume e3c4"],
+    }
+    for state, expected in commands.items():
+        run.write_status(state, attempt=1, step=300, total_steps=300)
+        snapshot = RunWatcher(run).look(0.0)
+        assert len(snapshot.alerts) >= 2
+        lines = [line.plain.strip(" │") for line in dashboard(Scene(snapshot), *size)]
+        assert [line for line in lines if line.startswith("▸")] == [f"▸ {command}" for command in expected]
+        assert any(line.startswith("!") for line in lines)

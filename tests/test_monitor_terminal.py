@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -197,7 +198,7 @@ def test_it_follows_a_new_run_and_tab_goes_back(finished, terminal):
     seen = terminal("monitor", "--runs-dir", str(root), columns=120, rows=36)
     seen.wait_for("over ● finished", "clipctl report")
     with planning(root):
-        seen.wait_for("a run is being planned, for")
+        seen.wait_for("a new run: planning for")
     run = RunDir.create(root, "tiny", "fresh")
     run.write_config("preset: tiny\n")
     Writer(run.metrics_file, "fresh").steps(1, 5)
@@ -207,6 +208,44 @@ def test_it_follows_a_new_run_and_tab_goes_back(finished, terminal):
     seen.wait_for("over ● finished")
     seen.press("q")
     assert seen.end() == 0 and not list(root.glob(".planning-*"))
+
+
+def test_nothing_but_a_new_attempt_is_followed(finished, terminal):
+    """Not another name, and no copy; but a run that goes on."""
+    root = finished.path.parent
+    live = RunDir.create(root, "tiny", "live")
+    live.write_config("preset: tiny\n")
+    Writer(live.metrics_file, "live").steps(1, 5)
+    live.write_status("running", attempt=1, step=5, total_steps=300)
+    seen = terminal("monitor", "--runs-dir", str(root), columns=120, rows=36)
+    seen.wait_for("live ● running")
+    shutil.copytree(finished.path, root / "copy")
+    shutil.copytree(live.path, root / "zlive")
+    finished.rename("boats")
+    seen.wait_for("boats  finished", "copy  finished", "zlive  running")
+    time.sleep(1)
+    assert "live ● running" in seen.text and "now showing" not in seen.text
+    finished = RunDir(root / "boats")
+    finished.write_status("running", attempt=2, step=300, total_steps=600)
+    seen.wait_for("boats ● running", "now showing boats, which has just resumed; tab: back")
+    seen.press("q")
+    assert seen.end() == 0
+
+
+def test_it_waits_for_a_run_that_is_being_planned(tmp_path, terminal):
+    root = tmp_path / "runs"
+    seen = terminal("monitor", "--runs-dir", str(root), columns=120)
+    seen.wait_for("waiting for a run in")
+    with planning(root):
+        seen.wait_for("planning for 2 s")
+        assert "waiting for a run in" not in seen.text
+    assert not root.exists()
+    seen.wait_for("waiting for a run in")
+    with planning(root):
+        finished = RunDir.create(root, "tiny", "fresh")
+        finished.write_config("preset: tiny\n")
+    seen.wait_for("fresh ● waiting")
+    assert [path.name for path in root.iterdir()] == ["fresh"]
 
 
 def test_a_run_that_was_named_stays(finished, terminal):
@@ -235,13 +274,45 @@ def test_colours_follow_what_the_terminal_says_about_its_background(finished, te
 
 
 def test_the_dashboard_in_the_terminal_of_the_training(tmp_path, terminal):
+    """Before the first report, through keys and sizes, until Ctrl-C; then the terminal is as it was."""
     seen = terminal(
-        "train", "--live", "--runs-dir", str(tmp_path), *SETTINGS, "--set=train.epochs=400", columns=120, rows=36
+        "train", "--live", "--runs-dir", str(tmp_path), *SETTINGS, "--set=train.epochs=40000", columns=120, rows=36
     )
+    seen.wait_for("● waiting", "Ctrl-C saves and stops", seconds=60)
     seen.wait_for("● running", "R@1 unseen", "Ctrl-C saves and stops", seconds=60)
+    seen.press("2")
+    seen.wait_for("R@1, R@5, R@10", seconds=3)
+    seen.resize(80, 24)
+    time.sleep(1)
+    seen.press("1q?")  # it is no monitor that could be left
+    seen.wait_for("Ctrl-C saves and stops", "pause the display", seconds=3)
+    seen.press("?")
+    seen.wait_for("● running", "cpu    ", seconds=3)
     seen.process.send_signal(signal.SIGINT)
     assert seen.end(30) == 130
     assert "--resume" in seen.text and seen.output.rindex(b"\x1b[?1049l") > seen.output.rindex(b"\x1b[?1049h")
+    assert termios.tcgetattr(seen._slave) == seen.settings and b"Traceback" not in seen.output
+
+
+@pytest.mark.parametrize("live", [[], ["--live"]], ids=["rows", "live"])
+def test_a_terminal_that_is_closed_ends_the_training_well(tmp_path, terminal, live):
+    """Saved, and with the exit code of a hang-up, though nothing can be said any more."""
+    settings = (*SETTINGS, "--set=train.epochs=40000", "--name", "run")
+    seen = terminal("train", *live, "--runs-dir", str(tmp_path), *settings, columns=120, rows=36)
+    seen.wait_for("left", seconds=60)
+    master, slave, seen._master, seen._slave = seen._master, seen._slave, -1, -1
+    os.close(slave)
+    os.close(master)
+    time.sleep(1)  # something is written to it
+    seen.process.send_signal(signal.SIGHUP)
+    assert seen.end(30) == 129
+    status = RunDir(tmp_path / "run").status()
+    assert status is not None and status.state == "stopped"
+
+
+def test_without_keys_to_read_training_prints_rows(tmp_path):
+    done = piped("train", "--live", "--runs-dir", str(tmp_path), *SETTINGS, TTY_COMPATIBLE="1")
+    assert done.returncode == 0 and "images/s" in done.stderr and "1049h" not in done.stderr
 
 
 def wait_until_other(seen, before):

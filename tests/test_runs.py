@@ -74,6 +74,11 @@ def test_a_run_is_called_by_its_last_digits_if_they_are_enough(tmp_path, monkeyp
     handles = ["41a3", names[1], names[2], "'my 77aa'"]
     assert [RunDir(Path("runs") / name).handle for name in names] == handles
     assert RunDir.find(Path("runs"), "41a3").name == names[0]
+    assert RunDir(tmp_path / "runs" / names[0]).handle == "41a3", "the same directory, typed in full"
+    monkeypatch.setenv("CLIPCTL_RUNS", str(tmp_path / "elsewhere"))
+    assert RunDir(Path("runs") / names[0]).handle == f"runs/{names[0]}"
+    monkeypatch.setenv("CLIPCTL_RUNS", str(tmp_path / "runs"))
+    assert RunDir(tmp_path / "runs" / names[0]).handle == "41a3"
 
 
 def test_a_run_that_is_not_there_is_answered_with_those_that_are(tmp_path):

@@ -1,6 +1,7 @@
 import json
 import math
 import sys
+import time
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from clipctl.errors import ConfigError, DeviceError
 from clipctl.model import cost
 from clipctl.model.forecast import with_margin
 from clipctl.model.workload import Workload
+from clipctl.monitor.watch import RunWatcher
 from clipctl.runs import checkpoint as checkpoint_module
 from clipctl.runs import metrics
 from clipctl.runs.checkpoint import MODEL, OPTIMIZER
@@ -28,11 +30,11 @@ from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore
 from clipctl.training import attempt, loop
 from clipctl.training import evaluate as evaluate_module
-from clipctl.training.course import Course
+from clipctl.training.course import Course, StepWindow
 from clipctl.training.evaluate import Evaluation, Evaluator, find_ranks, negative_bands
-from clipctl.training.journal import Journal, Nobody
+from clipctl.training.journal import Journal, Nobody, RunJournal
 from clipctl.training.loop import Training
-from clipctl.training.meter import StepMeter
+from clipctl.training.meter import Reading, StepMeter
 from clipctl.training.optim import grad_norms_by_block, lr_at, make_optimizer
 from clipctl.training.plan import make_plan
 from clipctl.training.saver import Saver
@@ -41,6 +43,7 @@ from clipctl.training.state import read_tensors
 from clipctl.training.step import train_step
 from clipctl.training.stopping import StopSwitch
 from tests.conftest import MICRO, train
+from tests.test_monitor import step_row
 
 EVALUATED = [item.name for item in fields(Evaluation)]
 
@@ -161,6 +164,32 @@ def test_progress_is_reported_at_the_end_at_least(micro, tmp_path):
 
     train(make_plan(micro), RunDir.create(tmp_path, "tiny"), Watcher())
     assert seen[-1].step == seen[-1].total_steps == 6 and seen[-1].eta_s == 0
+
+
+def test_console_and_monitor_agree_on_speed_and_time_left(micro, tmp_path, monkeypatch):
+    """At the pace of the last steps, plus what lies beside them: 0.1 s a step, then 1 s; an evaluation every tenth."""
+    monkeypatch.setattr("clipctl.training.journal.REPORT_INTERVAL_S", 0.0)
+    seen = []
+
+    class Watcher(Nobody):
+        def progress(self, progress):
+            seen.append(progress)
+
+    run = RunDir.create(tmp_path, "tiny", "run")
+    journal = RunJournal(run, make_plan(changed(micro, "train", steps=200)), Watcher())
+    journal.begin(1, 0, Course())
+    ended_s = time.monotonic()
+    for step in range(1, 101):
+        step_s = 0.1 if step <= 50 else 1.0
+        ended_s += step_s + (2.0 if step % 10 == 0 else 0.0)
+        row = step_row(step, step_s=step_s, images_per_s=27 / step_s)
+        journal.steps(Reading([(row, ended_s)], StepWindow()), Course(), report=True)
+    shown = RunWatcher(run).look(0.0)
+    journal.end("stopped", 100)
+    assert seen[-1].eta_s == pytest.approx(100 * (1.0 + 0.2), rel=0.05)
+    assert seen[-1].eta_s == pytest.approx(shown.eta_s, rel=0.001)
+    assert seen[-1].images_per_s == pytest.approx(shown.view.images_per_s)
+    assert seen[-1].loss == pytest.approx(shown.view.loss_now)
 
 
 def test_the_last_report_of_an_epoch_shows_that_epochs_recall(micro, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import os
 import re
 import sys
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,8 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from rich.table import Table
 
     from clipctl.progress import Count, Tell
 
@@ -46,7 +48,8 @@ def stops_said() -> "Iterator[None]":
         yield
     except Stopped as stop:
         hint = f". {stop.hint}" if stop.hint else ""
-        prose().print(plain(f"{stop}{hint}"), soft_wrap=True)
+        with suppress(OSError):  # the terminal may be gone, and was the reason
+            prose().print(plain(f"{stop}{hint}"), soft_wrap=True)
         raise typer.Exit(stop.exit_code) from None
     except KeyboardInterrupt:
         prose().print("stopped at once; nothing more was saved")
@@ -65,18 +68,18 @@ SAY_INTERVAL_S = 2.0
 @contextmanager
 def saying(what: str) -> "Iterator[Callable[[str], None]]":
     """Report the progress of slow work: on a terminal in one line that is rewritten, elsewhere in plain lines now and
-    then, the first only after a while."""
+    then, the first only after a while, and none twice in a row."""
     console = prose()
     if console.is_terminal:
         with console.status(what) as status:
             yield lambda words: status.update(plain(words))
         return
-    said = time.monotonic()
+    said, last = time.monotonic(), ""
 
     def say(words: str) -> None:
-        nonlocal said
-        if time.monotonic() - said >= SAY_INTERVAL_S:
-            said = time.monotonic()
+        nonlocal said, last
+        if words != last and time.monotonic() - said >= SAY_INTERVAL_S:
+            said, last = time.monotonic(), words
             console.print(plain(words), soft_wrap=True)
 
     yield say
@@ -120,6 +123,14 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(inner) for inner in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def print_unpadded(console: Console, table: "Table") -> None:
+    """A table without the spaces at the ends of its lines, which Rich fills up to its width."""
+    for segments in console.render_lines(table, pad=False):
+        line = Text.assemble(*((segment.text, segment.style or "") for segment in segments))
+        line.rstrip()
+        console.print(line, soft_wrap=True)
 
 
 def plain(text: str, style: str = "") -> Text:

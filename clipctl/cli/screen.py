@@ -4,7 +4,6 @@ import io
 import os
 import queue
 import re
-import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,7 +19,7 @@ from clipctl.cli.terminal import ASK_BACKGROUND, Keys, looks_light, single_keys
 from clipctl.cli.views.dashboard import dashboard, summary
 from clipctl.cli.views.palette import palette
 from clipctl.cli.views.scene import MOST_RUNS, MOST_ZOOM, PAGES, SMOOTHINGS, Options, Scene
-from clipctl.monitor.runs import planning_since_s, run_lines
+from clipctl.monitor.runs import NewRuns, planning_words, run_lines
 from clipctl.monitor.watch import FOLDING, RunWatcher, Snapshot
 from clipctl.runs.rundir import RunDir
 
@@ -142,7 +141,8 @@ class Errands:
 
 
 class Screen:
-    """The live dashboard. If it `follows`, it shows a new run as soon as one starts."""
+    """The live dashboard. If it `follows`, it shows a new run as soon as one starts. In the trainer's own terminal it
+    runs in a thread, until it is closed."""
 
     def __init__(
         self, console: Console, root: Path, watcher: RunWatcher, interval_s: float, options: Options, *, follows: bool
@@ -155,18 +155,23 @@ class Screen:
         self._rival_snapshots: list[Snapshot] = []
         self._others: list[str] = []
         self._others_read = -OTHERS_INTERVAL_S
-        self._known = {run.name for run in RunDir.all(root)}
+        self._new_runs = NewRuns(root)
         self._back: RunWatcher | None = None  # what was shown before a new run began
         self._notice, self._notice_until_s = "", 0.0
+        self._closed = threading.Event()
+
+    def close(self) -> None:
+        """Let `show` return, from another thread."""
+        self._closed.set()
 
     def show(self) -> None:
         with single_keys(), self._console.screen(hide_cursor=True):
             if self._asks:
-                sys.stdout.write(ASK_BACKGROUND)
-                sys.stdout.flush()
+                self._console.file.write(ASK_BACKGROUND)
+                self._console.file.flush()
             self._errands.send(self._look)
             next_look = time.monotonic() + self._interval_s
-            while True:
+            while not self._closed.is_set():
                 has_news = self._errands.is_done()
                 is_time = time.monotonic() >= next_look
                 if is_time:
@@ -177,7 +182,7 @@ class Screen:
                     self._draw()
                 poll_s = ERRAND_POLL_S if self._errands.is_out else KEY_POLL_S
                 key = self._keys.next(min(poll_s, max(0.0, next_look - time.monotonic())))
-                if key in ("q", "Q", ""):
+                if key == "" or (key in ("q", "Q") and not self._options.in_trainer):
                     return
                 if key is not None:
                     self._press(key)
@@ -191,20 +196,24 @@ class Screen:
                 self._follow_new()
             lines = list(run_lines(self._root))
             self._others = [line for line in lines if line.split("  ")[0] != self._watcher.run.name]
-            planning_s = planning_since_s(self._root)
-            if planning_s is not None:
-                self._others.insert(0, f"a run is being planned, for {planning_s:.0f} s so far")
+            if planning := planning_words(self._root):
+                self._others.insert(0, f"a new run: {planning}")
         self._snapshot = self._watcher.look(now_s)
         self._rival_snapshots = [rival.look(now_s) for rival in self._rivals]
 
     def _follow_new(self) -> None:
-        """Switch to a run that has started since, and say so."""
-        for run in RunDir.all(self._root):
-            if run.name in self._known or run.status() is None:
-                continue
-            self._known.add(run.name)
-            self._back, self._watcher = self._watcher, RunWatcher(run)
-            self._say(f"now showing {run.name}, which has just started; tab: back")
+        """Switch to a run that has started or resumed since, and say so."""
+        found = self._new_runs.newest()
+        if found is None or found[0].path == self._watcher.run.path:
+            return
+        run, status = found
+        self._back, self._watcher = self._watcher, RunWatcher(run)
+        what = "resumed" if status.attempt > 1 else "started"
+        self._say(f"now showing {run.name}, which has just {what}; tab: back")
+
+    def notify(self, words: str) -> None:
+        """Show a message for a while; may be called from another thread."""
+        self._say(words)
 
     def _say(self, words: str) -> None:
         self._notice, self._notice_until_s = words, time.monotonic() + NOTICE_S

@@ -1,8 +1,10 @@
 """What a run prints on the terminal: the plan, rows of progress, warnings, the result and what to do next."""
 
 import shlex
+import threading
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -10,8 +12,11 @@ from rich.console import Console
 
 from clipctl.cli import output
 from clipctl.cli.views import training, units
+from clipctl.config.quantities import counted
 
 if TYPE_CHECKING:
+    from clipctl.monitor.watch import RunWatcher
+    from clipctl.runs.rundir import RunDir
     from clipctl.training.attempt import TrainSummary
     from clipctl.training.journal import Progress
     from clipctl.training.session import Session
@@ -38,14 +43,15 @@ def show_plan(session: "Session", *, as_json: bool) -> None:
     if as_json:
         output.print_json("train-plan", training.plan_document(session.plan))
     else:
-        output.data().print(training.plan_table(session.plan))
+        output.print_unpadded(output.data(), training.plan_table(session.plan))
 
 
 def show_start(console: Console, session: "Session") -> None:
     assert session.run is not None
     if session.is_finished:
-        console.print(f"{session.run.path} is already finished: {session.step} steps, nothing left to do", markup=False)
-    console.print(training.plan_table(session.plan))
+        made = counted(session.step, "step")
+        console.print(f"{session.run.path} is already finished: {made}, nothing left to do", markup=False)
+    output.print_unpadded(console, training.plan_table(session.plan))
     where = f", from step {session.step}" if session.checkpoint else ""
     console.print(f"run          {session.run.path}{where}", markup=False)
 
@@ -93,19 +99,26 @@ def show_examples(session: "Session") -> None:
 
 def watcher_for(console: Console, session: "Session", *, live: bool) -> "TerminalWatcher | LiveWatcher":
     """The dashboard if it was asked for and there is a terminal for it, else rows of progress."""
-    return LiveWatcher(console, session) if live and console.is_terminal else TerminalWatcher(console)
+    from clipctl.cli.terminal import reads_keys
+
+    assert session.run is not None
+    shows_live = live and console.is_terminal and not console.is_dumb_terminal and reads_keys()
+    return LiveWatcher(console, session.run) if shows_live else TerminalWatcher(console, session.run)
 
 
 class TerminalWatcher:
-    """A row every few seconds; in a terminal also a bar below them. Warnings in between."""
+    """A row now and then; in a terminal also a bar below them. Warnings in between."""
 
-    def __init__(self, console: Console) -> None:
+    def __init__(self, console: Console, run: "RunDir") -> None:
         from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 
         columns = (BarColumn(bar_width=None), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
-        self._console = console
+        self._console, self._run = console, run
         self._bar = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         self._task = self._bar.add_task("training", total=None, left="")
+        self._rows = training.RowRhythm()
+        self._monitor: RunWatcher | None = None
+        self._has_warned = False
 
     def __enter__(self) -> "TerminalWatcher":
         self._bar.start()
@@ -113,12 +126,27 @@ class TerminalWatcher:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._bar.stop()
+        with suppress(OSError):  # the terminal may be gone
+            self._bar.stop()
 
     def progress(self, progress: "Progress") -> None:
-        self._console.print(training.progress_row(progress), markup=False)
         left = f"{units.duration(progress.eta_s)} left"  # as in the row: the bar would guess from its own few updates
         self._bar.update(self._task, completed=progress.step, total=progress.total_steps, left=left)
+        if self._rows.is_due(progress, time.monotonic()):
+            self._console.print(training.progress_row(progress), markup=False)
+            self._warn_if_slow()
+
+    def _warn_if_slow(self) -> None:
+        """Once, in the words of the monitor."""
+        from clipctl.monitor.watch import RunWatcher
+
+        if self._has_warned:
+            return
+        self._monitor = self._monitor or RunWatcher(self._run)
+        for alert in self._monitor.look(time.monotonic()).alerts:
+            if alert.name == "slower_than_planned":
+                self._has_warned = True
+                self.warn(f"{alert.what}: {alert.why}; {alert.todo}")
 
     def say(self, message: str) -> None:
         self._console.print(message, markup=False, soft_wrap=True)
@@ -128,37 +156,43 @@ class TerminalWatcher:
 
 
 class LiveWatcher:
-    """The monitor's dashboard in the trainer's own terminal. Messages are held back and printed at the end."""
+    """The monitor's dashboard in the trainer's own terminal, in a thread of its own: it is there before the first step,
+    and its keys work during a long one. Messages are shown for a while, and printed at the end."""
 
-    def __init__(self, console: Console, session: "Session") -> None:
-        from clipctl.cli.screen import Drawing, options_for
+    INTERVAL_S = 1.0
+
+    def __init__(self, console: Console, run: "RunDir") -> None:
+        from clipctl.cli.screen import Screen, options_for
         from clipctl.monitor.watch import RunWatcher
 
-        assert session.run is not None
-        self._console, self._watcher = console, RunWatcher(session.run)
-        self._screen, self._drawing = console.screen(hide_cursor=True), Drawing(console)
-        self._options = replace(options_for(console), show_keys=False)
-        self._said: list[str] = []
+        options = replace(options_for(console), in_trainer=True)
+        self._console, self._said = console, list[str]()
+        self._screen = Screen(console, run.path.parent, RunWatcher(run), self.INTERVAL_S, options, follows=False)
+        self._thread = threading.Thread(target=self._show, name="dashboard", daemon=True)
 
     def __enter__(self) -> "LiveWatcher":
-        self._screen.__enter__()
+        self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._screen.__exit__(None, None, None)
-        for words in self._said:
-            say(self._console, words)
+        self._screen.close()
+        self._thread.join()
+        with suppress(OSError):  # the terminal may be gone
+            for words in self._said:
+                say(self._console, words)
+
+    def _show(self) -> None:
+        try:
+            self._screen.show()
+        except Exception as problem:  # training goes on without it
+            self._said.append(f"warning: the dashboard ended: {problem}")
 
     def progress(self, progress: "Progress") -> None:
-        from clipctl.cli.views.scene import Scene
-
-        snapshot = self._watcher.look(time.monotonic())
-        self._drawing.draw(
-            Scene(snapshot, self._options, notice=self._said[-1] if self._said else "Ctrl-C saves and stops")
-        )
+        """The dashboard reads what the run writes."""
 
     def say(self, message: str) -> None:
         self._said.append(message)
+        self._screen.notify(message)
 
     def warn(self, message: str) -> None:
-        self._said.append(f"warning: {message}")
+        self.say(f"warning: {message}")

@@ -1,5 +1,6 @@
 """Full-screen use of the terminal: reads single keys, and restores the terminal afterwards."""
 
+import importlib.util
 import os
 import re
 import select
@@ -10,6 +11,11 @@ from contextlib import contextmanager, suppress
 from types import FrameType
 
 from clipctl.errors import ExitCode
+
+
+def reads_keys() -> bool:
+    """Whether keys can be read one by one: the input is a terminal, and the system can do it."""
+    return importlib.util.find_spec("termios") is not None and sys.stdin.isatty()
 
 
 @contextmanager

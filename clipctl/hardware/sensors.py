@@ -25,17 +25,18 @@ class SystemSensors:
         self._directory = directory
         self._with_children = with_children
         self._energy_uj: int | None = None
-        self._process.cpu_percent()
+        self._cpu_s: dict[int, float] = {}  # what each process had used at the previous reading
+        self._read_s = time.monotonic()
+        self._cores_used(self._children())
         psutil.cpu_percent(percpu=True)
 
     def read(self, interval_s: float) -> dict[str, Any]:
         """A system row: shares are 0–1 of one core."""
         memory = self._process.memory_info()
-        # Finding children means reading the whole process table, so only do it if there are loader workers.
-        children = self._process.children(recursive=True) if self._with_children else []
+        children = self._children()
         return {
             "cpu_per_core": [round(percent / 100, 3) for percent in psutil.cpu_percent(percpu=True)],
-            "process_cpu": round(self._process.cpu_percent() / 100, 3),
+            "process_cpu": round(self._cores_used(children), 3),
             "rss_bytes": memory.rss + sum(_rss(child) for child in children),
             "available_bytes": available_bytes(),
             "swap_used_bytes": psutil.swap_memory().used,
@@ -43,6 +44,17 @@ class SystemSensors:
             "temperature_c": temperature_c(),
             "power_w": self._power_w(interval_s),
         }
+
+    def _children(self) -> list[psutil.Process]:
+        """Finding them means reading the whole process table, so only do it if there are loader workers."""
+        return self._process.children(recursive=True) if self._with_children else []
+
+    def _cores_used(self, children: list[psutil.Process]) -> float:
+        """Cores that the process and its children kept busy since the previous reading."""
+        before, earlier_s, self._read_s = self._cpu_s, self._read_s, time.monotonic()
+        self._cpu_s = {process.pid: _cpu_s(process) for process in (self._process, *children)}
+        used_s = sum(max(0.0, cpu_s - before.get(pid, 0.0)) for pid, cpu_s in self._cpu_s.items())
+        return used_s / max(1e-3, self._read_s - earlier_s)
 
     def _power_w(self, interval_s: float) -> float | None:
         """CPU package power from the energy counter if it is readable, otherwise the battery's discharge."""
@@ -61,6 +73,14 @@ def _disk_free_bytes(directory: Path) -> int | None:
         return disk.free_bytes(directory)
     except OSError:
         return None
+
+
+def _cpu_s(process: psutil.Process) -> float:
+    try:
+        times = process.cpu_times()
+    except psutil.Error:  # it ended after it was listed
+        return 0.0
+    return float(times.user + times.system)
 
 
 def _rss(process: psutil.Process) -> int:

@@ -27,6 +27,8 @@ DATA_SHARE = 0.30
 SLOWDOWN = 0.15
 FAR_SLOWER = 2.0  # times the upper end of the planned time per step
 WARM_UP_STEPS = 10
+OTHERS_CORES = 0.5  # kept busy by other programs: above this, they are what slows a run down
+LATELY_S = 30.0
 PRESSURE_SHARE = 0.05  # of the memory, still available
 PRESSURE_BYTES = 256 << 20
 SWAP_GROWTH_BYTES = 256 << 20
@@ -276,10 +278,8 @@ def _falls(view: RunView, since_step: int) -> bool:
 
 
 def data_bound(view: RunView, facts: RunFacts) -> Iterator[Alert]:
-    # The median, not the mean: the first step also waits for workers to start.
-    shares = [data_s / step_s for data_s, step_s in view.data_times() if step_s > 0]
-    share = statistics.median(shares) if shares else 0.0
-    if len(shares) >= 20 and share > DATA_SHARE:
+    share = _data_share(view)
+    if len(view.recent) >= 20 and share > DATA_SHARE:
         yield Alert(
             "data_bound",
             "warn",
@@ -287,6 +287,13 @@ def data_bound(view: RunView, facts: RunFacts) -> Iterator[Alert]:
             "decoding and augmentation take longer than the model",
             "use more --workers, smaller picture files or a faster disk",
         )
+
+
+def _data_share(view: RunView) -> float:
+    """Of a step's time, what was spent waiting for pictures; the median, as the first step also waits for workers to
+    start."""
+    shares = [data_s / step_s for data_s, step_s in view.data_times() if step_s > 0]
+    return statistics.median(shares) if shares else 0.0
 
 
 def slow_rank(view: RunView, facts: RunFacts) -> Iterator[Alert]:
@@ -311,30 +318,40 @@ def slowdown(view: RunView, facts: RunFacts) -> Iterator[Alert]:
 
 
 def slower_than_planned(view: RunView, facts: RunFacts) -> Iterator[Alert]:
-    """Far beyond what the plan allowed for, from the first steps on."""
-    now, planned = view.step_s, facts.planned_step_s
-    if not facts.is_live or now is None or planned is None or len(view.recent) < WARM_UP_STEPS:
+    """Far beyond what the plan allowed for: now, from the first steps on, or on average once the run has ended."""
+    found_s = view.step_s if facts.is_live else view.usual_step_s
+    planned = facts.planned_step_s
+    if found_s is None or planned is None or len(view.recent) < WARM_UP_STEPS:
         return
-    if now > FAR_SLOWER * planned:
-        why, todo = _why_slow(view)
+    if found_s > FAR_SLOWER * planned:
+        took = "a step takes" if facts.is_live else "a step took on average"
+        why, todo = _why_slow(view, LATELY_S if facts.is_live else view.elapsed_s)
         yield Alert(
             "slower_than_planned",
             "warn",
-            f"a step takes {now:.2g} s, {now / planned:.0f} times the planned maximum of {planned:.2g} s",
+            f"{took} {found_s:.2g} s, {found_s / planned:.0f} times the planned maximum of {planned:.2g} s",
             why,
             todo,
         )
 
 
-def _why_slow(view: RunView) -> tuple[str, str]:
+def _why_slow(view: RunView, lately_s: float = LATELY_S) -> tuple[str, str]:
     """The likely reason, and what to do about it."""
-    load = view.system.get("cpu_per_core")
-    busy = sum(map(number, load)) if isinstance(load, list) else math.nan
-    if busy - number(view.system.get("process_cpu")) > 0.5:  # half a core that is not ours
+    # Of several processes that train together only one is measured; the others are no strangers.
+    if not view.ranks and _busy_others(view.machine.others, lately_s) > OTHERS_CORES:
         return "another program is using the CPU", "close other programs"
     if number(view.system.get("swap_used_bytes")) - number(view.first_system.get("swap_used_bytes")) > 0:
         return "memory is being swapped to disk", "close other programs, or use a smaller --micro-batch"
+    if _data_share(view) > DATA_SHARE:
+        return "steps wait for pictures", "use more --workers, smaller picture files or a faster disk"
     return "the machine is hot, on battery, or shared with others", "improve its cooling and plug in its power adapter"
+
+
+def _busy_others(others: Series, lately_s: float) -> float:
+    """Cores that other programs kept busy on average."""
+    buckets = others.buckets[-1:] and others.since(others.buckets[-1].last - lately_s).buckets
+    count = sum(bucket.count for bucket in buckets)
+    return sum(bucket.total for bucket in buckets) / count if count else 0.0
 
 
 def bad_pictures(view: RunView, facts: RunFacts) -> Iterator[Alert]:

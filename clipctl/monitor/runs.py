@@ -12,47 +12,77 @@ from clipctl import files
 from clipctl.errors import CheckpointError, RunError
 from clipctl.monitor.liveness import SILENCE_S, Quiet, probe, run_state
 from clipctl.monitor.watch import RunWatcher, Snapshot
-from clipctl.progress import Tell, silent
-from clipctl.runs.rundir import RunDir, planned_since_s
+from clipctl.runs.rundir import RunDir, RunStatus, planned_since_s
 from clipctl.runs.store import CheckpointStore
+
+ELSEWHERE_S = 60.0  # two computers' clocks may differ
 
 # --- finding --------------------------------------------------------------------------------------------------
 
 
-def find_run(
-    root: Path, text: str | None, *, waits: bool = False, interval_s: float = 1.0, tell: Tell = silent
-) -> RunDir:
-    """The run that `text` names, or else the most likely one. If `waits`, wait until there is one."""
-    said = False
-    while True:
-        if text is not None and (RunDir.all(root) or not waits or RunDir.is_run(Path(text))):
-            return RunDir.find(root, text)
-        if text is None and (found := likeliest_run(root)):
-            return found
-        if not waits:
-            raise RunError(f"there are no runs in {root}", "start one: clipctl train")
-        if not said:
-            tell(f"waiting for a run in {root}; start one: clipctl train")
-            said = True
-        time.sleep(interval_s)
+def has_run(root: Path, text: str | None) -> bool:
+    """Whether `find_run` has anything to choose from."""
+    return bool(RunDir.all(root)) or (text is not None and RunDir.is_run(Path(text)))
+
+
+def find_run(root: Path, text: str | None) -> RunDir:
+    """The run that `text` names, or else the most likely one."""
+    if text is not None:
+        return RunDir.find(root, text)
+    found = likeliest_run(root)
+    if found is None:
+        raise RunError(f"there are no runs in {root}", "start one: clipctl train")
+    return found
 
 
 def likeliest_run(root: Path) -> RunDir | None:
-    """A live one if possible, otherwise the one with the most recent heartbeat."""
+    """The live one whose process started last, otherwise the one with the most recent heartbeat."""
 
-    def rank(run: RunDir) -> tuple[bool, float]:
+    def rank(run: RunDir) -> tuple[bool, float, float]:
         status = run.status()
         if status is None:
-            return False, 0.0
-        return status.state == "running" and probe(status) != "dead", status.heartbeat_s
+            return False, 0.0, 0.0
+        is_live = seems_live(status)
+        return is_live, status.process_created_s if is_live else 0.0, status.heartbeat_s
 
     return max(RunDir.all(root), key=rank, default=None)
 
 
-def planning_since_s(root: Path) -> float | None:
+def seems_live(status: RunStatus) -> bool:
+    """Whether somebody is training it, as far as its status shows. Of a process on another computer only the heartbeat
+    is known, by that computer's clock."""
+    process = probe(status)
+    if process == "elsewhere":
+        return status.state == "running" and abs(time.time() - status.heartbeat_s) < ELSEWHERE_S
+    return status.state == "running" and process != "dead"
+
+
+class NewRuns:
+    """Notices attempts at training that have begun since: new runs and resumed ones, but no copies or new names of what
+    was there."""
+
+    def __init__(self, root: Path) -> None:
+        self._root, self._known = root, {_attempt(run, status) for run, status in _live(root)}
+
+    def newest(self) -> tuple[RunDir, RunStatus] | None:
+        """The one that started last; each is named only once."""
+        found = [(run, status) for run, status in _live(self._root) if _attempt(run, status) not in self._known]
+        self._known |= {_attempt(run, status) for run, status in found}
+        return max(found, key=lambda entry: entry[1].process_created_s, default=None)
+
+
+def _live(root: Path) -> list[tuple[RunDir, RunStatus]]:
+    return [(run, status) for run in RunDir.all(root) if (status := run.status()) and seems_live(status)]
+
+
+def _attempt(run: RunDir, status: RunStatus) -> tuple[str, int]:
+    return run.run_id, status.attempt
+
+
+def planning_words(root: Path) -> str | None:
     """For how long a run has been in planning; None if none is."""
     began_s = planned_since_s(root)
-    return None if began_s is None else max(0.0, time.time() - began_s)
+    return None if began_s is None else f"planning for {max(0.0, time.time() - began_s):.0f} s"
 
 
 def look_surely(watcher: RunWatcher) -> Snapshot:

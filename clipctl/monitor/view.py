@@ -260,7 +260,7 @@ class RunView:
 
     @property
     def loss_now(self) -> float | None:
-        """The mean of the last `WINDOW_STEPS` steps: the one figure that console, header and JSON show."""
+        """The mean of the last `window_steps` steps: the one figure that console, header and JSON show."""
         return self._mean_now("loss")
 
     @property
@@ -272,6 +272,11 @@ class RunView:
         values = [number(row.get(key)) for row in self._window]
         finite = [value for value in values if math.isfinite(value)]
         return sum(finite) / len(finite) if finite else None
+
+    @property
+    def window_steps(self) -> int:
+        """How many steps "now" covers: fewer at the beginning of an attempt."""
+        return len(self._window)
 
     @property
     def _window(self) -> list[dict[str, Any]]:
@@ -294,7 +299,7 @@ class RunView:
 
     @property
     def images_per_s(self) -> float | None:
-        """Over the last `WINDOW_STEPS` steps, as `step_s` and `eta_s` are."""
+        """Over the last `window_steps` steps, as `step_s` and `eta_s` are."""
         pairs = [(number(row.get("batch_size")), number(row.get("step_s"))) for row in self._window]
         known = [(images, seconds) for images, seconds in pairs if images > 0 and seconds > 0]
         if not known:
@@ -304,6 +309,11 @@ class RunView:
     @property
     def step_s(self) -> float | None:
         return self._mean_now("step_s")
+
+    @property
+    def usual_step_s(self) -> float | None:
+        """Of this attempt, without its first step and what came between steps."""
+        return self._usual_s()[0] or None
 
     @property
     def images_per_s_at_start(self) -> float | None:
@@ -326,17 +336,17 @@ class RunView:
         """At the pace of the last steps, and with as much time for evaluations and saves as there was so far."""
         if self.step_s is None:
             return None
-        return metrics.time_left_s(self.step_s + self._beside_steps_s(), 1, total_steps - self.step)
+        return metrics.time_left_s(self.step_s, *self._usual_s(), total_steps - self.step)
 
-    def _beside_steps_s(self) -> float:
-        """Seconds per step of this attempt that were spent on anything but steps."""
+    def _usual_s(self) -> tuple[float, float]:
+        """Seconds per step of this attempt, without and with what came between the steps."""
         if self._attempt_first is None or self.step <= self._attempt_first[0]:
-            return 0.0
+            return 0.0, 0.0
         first_step, first_s = self._attempt_first
         seconds = self.step_seconds.since(first_step + 1)
         counted = sum(bucket.count for bucket in seconds.buckets)
         usual_s = sum(bucket.total for bucket in seconds.buckets) / counted if counted else 0.0
-        return max(0.0, (self.elapsed_s - first_s) / (self.step - first_step) - usual_s)
+        return usual_s, (self.elapsed_s - first_s) / (self.step - first_step)
 
     def seconds_at(self, step: float) -> float:
         """When a step ended, estimated from nearby steps."""

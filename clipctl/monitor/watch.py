@@ -54,7 +54,7 @@ class Snapshot:
             "epoch": view.epoch,
             "epochs": self.epochs,
             "loss": view.loss_now,
-            "window_steps": metrics.WINDOW_STEPS,
+            "window_steps": view.window_steps,
             "chance_loss": view.chance_loss,
             "accuracy": view.accuracy_now,
             "val_loss": last_evaluation.val_loss if last_evaluation else None,
@@ -129,7 +129,7 @@ class RunWatcher:
             status,
             self._view,
             facts,
-            config.train.epochs,
+            _epochs(environment, total_steps) or config.train.epochs,
             diagnose(self._view, facts),
             self._found(),
         )
@@ -188,6 +188,12 @@ def _config(run: RunDir) -> TrainConfig:
         return layers.resolve([layers.load_yaml(run.config_file, follows_links=False)])
     except ClipctlError:
         return TrainConfig()
+
+
+def _epochs(environment: dict[str, Any], total_steps: int) -> int | None:
+    """How many epochs the steps make, the last of them perhaps cut short; None for a run that did not note it."""
+    steps = environment.get("steps_per_epoch")
+    return -(-total_steps // steps) if type(steps) is int and steps > 0 else None
 
 
 def _loss_floor(environment: dict[str, Any]) -> float:

@@ -104,6 +104,7 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def time_left_s(elapsed_s: float, steps_done: int, steps_left: int) -> float:
-    """Time left at the mean pace so far, evaluations and saves included."""
-    return max(0.0, elapsed_s) / max(1, steps_done) * max(0, steps_left)
+def time_left_s(step_s: float, usual_s: float, whole_s: float, steps_left: int) -> float:
+    """Time left at the pace of the last steps, `step_s` each, and with as much time for evaluations and saves as there
+    was so far: a step took `usual_s` on average, and `whole_s` together with what came between steps."""
+    return (step_s + max(0.0, whole_s - usual_s)) * max(0, steps_left)

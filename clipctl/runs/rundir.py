@@ -79,10 +79,11 @@ class RunDir:
     @property
     def handle(self) -> str:
         """What to type to refer to this run: the four digits of a name that clipctl made, if they are unique."""
-        if self.path.parent != DEFAULT_ROOT:
+        root = self.path.parent
+        if root.absolute() != runs_root(None).absolute():
             return shlex.quote(str(self.path))
         made = _MADE_NAME.fullmatch(self.name)
-        if made and _matches(made[1], [run.name for run in RunDir.all(DEFAULT_ROOT)]) == [self.name]:
+        if made and _matches(made[1], [run.name for run in RunDir.all(root)]) == [self.name]:
             return made[1]
         return shlex.quote(self.name)
 
@@ -424,14 +425,19 @@ def _is_same(path: str, other: Path) -> bool:
 @contextmanager
 def planning(root: Path) -> Iterator[None]:
     """Let watchers know, while this lasts, that a run is being planned. Leaves nothing behind."""
-    path = root / f"{_PLANNING}{os.getpid()}"
-    with suppress(OSError):  # a directory that is not there yet has no watchers
+    path, is_new = root / f"{_PLANNING}{os.getpid()}", not root.exists()
+    with suppress(OSError):
+        if is_new:
+            root.mkdir()
         os.close(open_to_append(path))
     try:
         yield
     finally:
         with suppress(OSError):
             path.unlink()
+        if is_new:
+            with suppress(OSError):  # it is not empty: others use it by now
+                root.rmdir()
 
 
 def planned_since_s(root: Path) -> float | None:

@@ -46,6 +46,7 @@ def describe_environment(plan: TrainPlan) -> dict[str, Any]:
         },
         "decided_s": plan.placement.decided_s,
         "workers": {"value": plan.placement.workers.value, "reason": plan.placement.workers.reason},
+        "steps_per_epoch": plan.schedule.steps_per_epoch,
         "planned_step_s": plan.forecast.step_s.to_dict() if plan.forecast.step_s else None,
         "loss_floor": plan.data.loss_floor,
         "seen_captions": plan.data.seen_captions,

@@ -136,7 +136,9 @@ class RunJournal(Journal):
     def __init__(self, run: RunDir, plan: TrainPlan, watcher: Watcher | None = None) -> None:
         self._run, self._plan, self._watcher = run, plan, watcher or Nobody()
         self._attempt, self._step, self._progress = 0, 0, 0
-        self._first_step, self._started_s, self._reported_s = 0, 0.0, 0.0
+        self._reported_s = 0.0
+        self._first: tuple[int, float] | None = None  # this attempt's first step and when it ended
+        self._ended_s, self._steps_s = 0.0, 0.0  # when the last step ended; what all after the first took
         self._recent: deque[dict[str, Any]] = deque(maxlen=metrics.WINDOW_STEPS)
         self._is_reported = True
         self._retrieval: Retrieval | None = None  # of the latest evaluation
@@ -146,14 +148,14 @@ class RunJournal(Journal):
         run.write_config(layers.to_yaml(plan.config))
         run.write_tokenizer(plan.data.tokenizer.to_dict())
         run.write_environment(describe_environment(plan))
-        self._attempt, self._first_step, self._step = attempt, step, step
+        self._attempt, self._step = attempt, step
         self._retrieval = run.retrieval()
         self._writer = MetricsWriter(run.metrics_file, run.run_id)
         if attempt > 1:
             self._writer.write(metrics.RESUME, {"step": step, "attempt": attempt})
         if course.bad_pictures:
             self.bad_pictures(step, ["known before the first step"], course)
-        self._started_s = self._reported_s = time.monotonic()
+        self._reported_s = time.monotonic()
         self._status("running")
         self._recorder = SystemRecorder(
             self._writer,
@@ -172,6 +174,8 @@ class RunJournal(Journal):
         """`report` is False if an evaluation follows; the report then includes it."""
         for row, ended_s in reading.rows:
             self._writer.write(metrics.STEP, row, elapsed_s=ended_s - self._writer.started_s)
+            self._steps_s += row["step_s"] if self._first else 0.0
+            self._first, self._ended_s = self._first or (row["step"], ended_s), ended_s
         self._step = reading.rows[-1][0]["step"]
         self._recent.extend(row for row, _ in reading.rows)
         self._is_reported = False
@@ -289,10 +293,17 @@ class RunJournal(Journal):
             loss=self._mean_of_recent("loss"),
             accuracy=self._mean_of_recent("accuracy"),
             images_per_s=sum(row["batch_size"] for row in self._recent) / sum(row["step_s"] for row in self._recent),
-            eta_s=time_left_s(now_s - self._started_s, step - self._first_step, schedule.total_steps - step),
+            eta_s=time_left_s(self._mean_of_recent("step_s"), *self._usual_s(), schedule.total_steps - step),
             evaluation=course.evaluation,
         )
         self._tell(lambda: self._watcher.progress(news))
+
+    def _usual_s(self) -> tuple[float, float]:
+        """Seconds per step of this attempt, without and with what came between the steps."""
+        if self._first is None or self._step <= self._first[0]:
+            return 0.0, 0.0
+        steps = self._step - self._first[0]
+        return self._steps_s / steps, (self._ended_s - self._first[1]) / steps
 
     def _mean_of_recent(self, key: str) -> float:
         """Over the same steps as the monitor's, so that both show the same figure."""

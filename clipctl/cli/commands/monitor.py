@@ -1,6 +1,6 @@
 """clipctl monitor, runs and stop: watch and control runs from a second terminal."""
 
-import sys
+import time
 from pathlib import Path
 
 import typer
@@ -25,8 +25,8 @@ def monitor(
 ) -> None:
     """Watch a run from a second terminal; warns if something goes wrong."""
     from clipctl.cli import screen
-    from clipctl.cli.terminal import ends_by_exception
-    from clipctl.monitor.runs import find_run, look_surely
+    from clipctl.cli.terminal import ends_by_exception, reads_keys
+    from clipctl.monitor.runs import find_run, has_run, look_surely
     from clipctl.monitor.watch import RunWatcher
     from clipctl.runs.rundir import runs_root
 
@@ -38,8 +38,9 @@ def monitor(
     look = screen.options_for(console, theme=theme_of(theme), page=page_of(page), pictures=pictures)
     looks_once = once or json or svg is not None or png is not None
     with ends_by_exception():
-        found = find_run(root, run, waits=not looks_once, interval_s=interval, tell=say)
-        watcher = RunWatcher(found)
+        if not looks_once and not has_run(root, run):
+            wait_for_run(root, run, interval)
+        watcher = RunWatcher(find_run(root, run))
         if looks_once:
             snapshot = look_surely(watcher)
             for path in (svg, png):
@@ -49,10 +50,19 @@ def monitor(
                 output.print_json("monitor", snapshot.to_dict())
             elif svg is None and png is None:
                 screen.show_once(console, snapshot, look)
-        elif console.is_terminal and not console.is_dumb_terminal and sys.stdin.isatty():
+        elif console.is_terminal and not console.is_dumb_terminal and reads_keys():
             screen.Screen(console, root, watcher, interval, look, follows=run is None).show()
         else:
             screen.follow(console, watcher, interval)
+
+
+def wait_for_run(root: Path, run: str | None, interval_s: float) -> None:
+    from clipctl.monitor.runs import has_run, planning_words
+
+    with output.saying("") as tell:
+        while not has_run(root, run):
+            tell(planning_words(root) or f"waiting for a run in {root}; start one: clipctl train")
+            time.sleep(interval_s)
 
 
 def page_of(name: str) -> int:

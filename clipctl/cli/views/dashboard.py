@@ -22,6 +22,7 @@ KEYS = (
     ("?", "help"),
     ("q", "quit"),
 )
+STOP_KEY = ("Ctrl-C", "saves and stops")  # instead of q, in the terminal of the training
 HELP = (
     "1-5    pages: overview, metrics, machine, model, retrieval",
     "tab    next run; after an automatic switch, back",
@@ -48,12 +49,17 @@ def dashboard(scene: Scene, width: int, height: int) -> list[Text]:
     if height < 6 or width < 30:
         lines = [one_line(scene)]
     elif options.help:
-        lines = [*header(scene, width)[:1], Text(), *(Text(line) for line in HELP)]
+        lines = [*header(scene, width)[:1], Text(), *(Text(line) for line in help_lines(options.in_trainer))]
     else:
         top, below = header(scene, width), footer(scene, width, height)
         body = BODIES[options.page](scene, width, height - len(top) - len(below))
         lines = [*top, *body, *below]
     return fitted(lines, width, height, ascii_only=options.ascii_only)
+
+
+def help_lines(in_trainer: bool) -> list[str]:
+    stop = f"{STOP_KEY[0]} {STOP_KEY[1]}"
+    return [stop if in_trainer and line.startswith("q ") else line for line in HELP]
 
 
 def one_line(scene: Scene) -> Text:
@@ -116,10 +122,11 @@ def _tabs(scene: Scene, room: int) -> Text:
 
 
 def footer(scene: Scene, width: int, height: int) -> list[Text]:
-    """What is wrong, what to do next, other runs, and the keys."""
-    found = [*alerts(scene), *next_lines(scene)]
+    """What to do next, each command unbroken in a line of its own; what is wrong, other runs, and the keys."""
+    following = next_lines(scene)[: 1 if height < 12 else None]
     limit = 1 if height < 20 else 3 if height < 30 else max(4, height // 6)
-    told = wrapped(found, width - 4 if height >= 30 else width, limit)
+    words = wrapped(alerts(scene), width - 4 if height >= 30 else width, max(1, limit - len(following)))
+    told = [*following, *words]
     if height >= 30 and told:
         title = "diagnosis" if scene.snapshot.alerts else "state"
         told = framed(title, [Text(" ") + line for line in told], width, len(told) + 2, scene.palette)
@@ -149,10 +156,10 @@ def next_lines(scene: Scene) -> list[Text]:
     commands = {
         "stopped": [resume],
         "crashed": [resume],
+        "failed": [resume],
         "finished": [f'clipctl search FOLDER "a red boat" --model {handle}', f"clipctl report {handle}"],
     }.get(snapshot.state, [])
-    said = " ".join(alert.todo for alert in snapshot.alerts)
-    return [styled("▸ ", palette.key) + output.plain(command) for command in commands if command not in said]
+    return [styled("▸ ", palette.key) + output.plain(command) for command in commands]
 
 
 def _keys(scene: Scene, width: int) -> list[Text]:
@@ -160,9 +167,10 @@ def _keys(scene: Scene, width: int) -> list[Text]:
         return [output.plain(scene.notice, style=scene.palette.warn)]
     if not scene.options.show_keys:
         return []
-    line, last = Text(), KEYS[-2:]  # how to get help and how to leave are there at any width
+    keys = [*KEYS[:-1], STOP_KEY] if scene.options.in_trainer else KEYS
+    line, last = Text(), keys[-2:]  # how to get help and how to leave are there at any width
     room = width - sum(len(key) + len(word) + 3 for key, word in last)
-    for key, word in KEYS:
+    for key, word in keys:
         if (key, word) in last or line.cell_len + len(key) + len(word) + 3 <= room:
             line.append(f"{key} ", scene.palette.key).append(f"{word}  ", scene.palette.dim)
     line.rstrip()

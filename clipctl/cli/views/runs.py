@@ -8,7 +8,7 @@ from rich.text import Text
 from clipctl.cli.output import aligned
 from clipctl.cli.views import units
 
-RUN_COLUMNS = ("run", "state", "step", "of", "score", "age", "size")
+RUN_COLUMNS = ("run", "state", "steps", "score", "age", "size")
 
 
 def run_table(rows: list[dict[str, Any]]) -> Text:
@@ -17,7 +17,8 @@ def run_table(rows: list[dict[str, Any]]) -> Text:
 
 def run_cells(row: dict[str, Any]) -> tuple[str, ...]:
     score, age, size = units.percent(row["best_score"]), units.age(row["heartbeat_s"]), units.size(row["size_bytes"])
-    return row["run"], row["state"], str(row["step"]), str(row["total_steps"]), score, age, size
+    steps = f"{row['step']:,} of {row['total_steps']:,}"
+    return row["run"], row["state"], steps, score, age, size
 
 
 def comparison_table(document: dict[str, Any]) -> Text:

@@ -32,6 +32,7 @@ class Options:
     paused: bool = False
     help: bool = False
     show_keys: bool = True
+    in_trainer: bool = False  # in the terminal of the training itself, which q must not end
     palette: Palette = DARK
 
     @property

@@ -48,7 +48,7 @@ def plan_table(plan: "TrainPlan") -> Table:
         "threads": f"{placement.threads.value} – {placement.threads.reason}",
         "workers": f"{placement.workers.value} – {placement.workers.reason}",
         **({} if data.train.is_drawn else {"cache": f"{data.cache.value} – {data.cache.reason}"}),
-        "steps": f"{schedule.total_steps:,}: {schedule.epochs:,} epochs of {schedule.steps_per_epoch:,}, "
+        "steps": f"{schedule.total_steps:,}: {counted(schedule.epochs, 'epoch')} of {schedule.steps_per_epoch:,}, "
         f"batch size {schedule.batch_pairs}{in_parts}, peak learning rate {config.optim.lr:g}",
         "time": time_line(plan),
         "memory": memory_line(plan),
@@ -163,6 +163,27 @@ def progress_row(progress: "Progress") -> str:
     )
 
 
+class RowRhythm:
+    """When a row of progress is due: the first and the last; in between after evaluations and every ten seconds,
+    but no more than about fifty in a run; and at least one a minute."""
+
+    EVALUATED_S, QUIET_S, LONGEST_S, SHARE = 5.0, 10.0, 60.0, 0.02
+
+    def __init__(self) -> None:
+        self._last: tuple[Progress, float] | None = None
+
+    def is_due(self, progress: "Progress", now_s: float) -> bool:
+        if self._last is not None and progress.step < progress.total_steps:
+            last, last_s = self._last
+            waited_s = now_s - last_s
+            is_news = waited_s >= (self.QUIET_S if progress.evaluation is last.evaluation else self.EVALUATED_S)
+            is_far = progress.step - last.step >= self.SHARE * progress.total_steps
+            if not (is_news and is_far) and waited_s < self.LONGEST_S:
+                return False
+        self._last = progress, now_s
+        return True
+
+
 def summary_text(summary: "TrainSummary") -> str:
     """The result, and where it is."""
     pairs = summary.val_pairs
@@ -177,7 +198,7 @@ def summary_text(summary: "TrainSummary") -> str:
     return "\n".join(
         [
             f"trained {units.count(summary.parameters)} parameters in {units.duration(summary.seconds)} on "
-            f"{summary.device}: {summary.steps:,} steps, {summary.images_per_s:.0f} images/s, "
+            f"{summary.device}: {counted(summary.steps, 'step')}, {summary.images_per_s:.0f} images/s, "
             f"peak memory {units.size(summary.peak_memory_bytes)}",
             f"{found}: R@1 {units.percent(score)} (best {units.percent(best)}, chance {chance})",
             *start_lines(summary),

@@ -9,10 +9,10 @@ from clipctl.cli.views import units
 from clipctl.cli.views.chart import Axes, Curve, Style, chart, meter, stacked
 from clipctl.cli.views.frame import beside, framed, shares_of, size, styled, value, wrapped
 from clipctl.cli.views.scene import Scene
+from clipctl.config.quantities import counted
 from clipctl.monitor.reader import number
 from clipctl.monitor.view import RunView
 from clipctl.report.charts import percent
-from clipctl.runs import metrics
 
 CARDS_HEIGHT = 4
 MOST_MARKS = 24  # evaluations that are marked one by one
@@ -60,7 +60,7 @@ def figures(scene: Scene) -> list[tuple[str, str, str]]:
         (
             "loss",
             value(view.loss_now, ".3f"),
-            f"{metrics.WINDOW_STEPS} steps, chance {value(view.chance_loss, '.2f')}",
+            f"{counted(view.window_steps, 'step')}, chance {value(view.chance_loss, '.2f')}",
         ),
         (
             "R@1 unseen",
