@@ -110,8 +110,8 @@ def chart(curves: Sequence[Curve], width: int, height: int, axes: Axes = Axes())
         return [Text(words.center(width) if row == height // 2 else "".ljust(width), axes.dim) for row in range(height)]
     x_low, x_high = min(point[0] for point in points), max(point[0] for point in points)
     level = shown_level(curves, axes)
-    values = [value for _, *pair in points for value in pair] + ([level] if level is not None else [])
-    scale = _Scale(values, rows * 4, axes)
+    values = [point[1] for point in points] + [point[2] for point in points]
+    scale = _Scale(values + ([level] if level is not None else []), rows * 4, axes)
     canvas = Canvas(columns, rows)
     if level is not None:
         for x in range(0, columns * 2, 4):
@@ -132,10 +132,10 @@ def chart(curves: Sequence[Curve], width: int, height: int, axes: Axes = Axes())
 
 def shown_level(curves: Sequence[Curve], axes: Axes) -> float | None:
     """The level, if it is no farther from the curves than they are apart: farther away, it would flatten them."""
-    values = [value for curve in curves for _, *pair in curve.points for value in pair]
-    if axes.level is None or not values:
+    if axes.level is None or not any(curve.points for curve in curves):
         return None
-    low, high = min(values), max(values)
+    low = min(point[1] for curve in curves for point in curve.points)
+    high = max(point[2] for curve in curves for point in curve.points)
     return axes.level if 2 * low - high <= axes.level <= 2 * high - low else None
 
 
@@ -228,7 +228,7 @@ def _draw(canvas: Canvas, curve: Curve, scale: _Scale, x_low: float, x_high: flo
         if before is not None and curve.is_area:
             _fill(canvas, before, (column, bottom, top), curve.style)
         elif before is not None:
-            _join(canvas, (before[0], sum(before[1:]) // 2), (column, (bottom + top) // 2), curve.style)
+            _join(canvas, (before[0], (before[1] + before[2]) // 2), (column, (bottom + top) // 2), curve.style)
         before = (column, bottom, top)
 
 

@@ -1,11 +1,13 @@
 """What the model retrieves for captions that it was never trained on."""
 
+from functools import lru_cache
+
 from rich.text import Text
 
 from clipctl.cli import output
 from clipctl.cli.views.frame import LEAST_FRAMED, beside, headed, hidden, padded, styled, window
 from clipctl.cli.views.scene import Scene
-from clipctl.runs.retrieval import SIDE_PX, Query, Retrieval
+from clipctl.runs.retrieval import MOST_CAPTIONS, MOST_NEAREST, SIDE_PX, Query, Retrieval
 
 PICTURES_WIDTH = 3 * (SIDE_PX + 2) + 4
 PICTURES_HEIGHT = 2 + SIDE_PX // 2  # the caption, the scores, the pictures
@@ -134,6 +136,7 @@ def thumbnails(scene: Scene, query: Query) -> list[Text]:
     return beside(*columns) if columns else []
 
 
+@lru_cache(maxsize=MOST_CAPTIONS * MOST_NEAREST)
 def half_blocks(pixels: bytes) -> list[Text]:
     """A picture of SIDE_PX × SIDE_PX pixels: the upper half of each character in one colour, the lower in another."""
 
