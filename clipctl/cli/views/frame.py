@@ -11,7 +11,7 @@ from clipctl.cli.views.palette import Palette
 
 LEAST_FRAMED = 5  # lines: with fewer, a frame would leave next to nothing inside
 Size = tuple[int, int]  # width and height
-ASCII = str.maketrans("–─│╭╮╰╯┤◆●…×→°✓✗▲▼·▸↵←↑↓█░━┄", "--|++++|o*.x> vx^v.><<^v#.-.")
+ASCII = str.maketrans("–─│╭╮╰╯┤◆●…×→°✓✗▲▼·▸↵←↑↓█░━┄⣿", "--|++++|o*.x> vx^v.><<^v#.-.*")
 
 
 def framed(

@@ -34,14 +34,14 @@ class Panel:
     def curves(self, scene: Scene) -> list[Curve]:
         palette, several = scene.palette, bool(scene.rivals)
         found = []
+        gradient = palette.found if self.more_is_better else palette.smooth
         for run, style, letter in scene.compared:
             letter = letter if several else ""
             if self.series is not None:
                 series = self.series(run.view)
                 found += [] if several else [scene.band(run.view, series, palette.raw)]
-                gradient = palette.found if self.more_is_better else palette.smooth
                 found.append(scene.line(run.view, series, style if several else gradient, letter))
-            shades: tuple[Style, ...] = (palette.found, palette.dim, palette.frame)
+            shades: tuple[Style, ...] = (gradient, palette.dim, palette.frame)
             shown = self.points[:1] if several else self.points  # several runs with several lines each are a tangle
             for value, shade in reversed(list(zip(shown, shades, strict=False))):  # the first on top
                 points = [(point.step, value(point)) for point in run.view.evaluations]
@@ -73,6 +73,7 @@ PANELS = (
         points=(lambda point: point.score, lambda point: point.r5, lambda point: point.r10),
         words=percent,
         floor=0.0,
+        more_is_better=True,
         alone="R@1",
     ),
     Panel(

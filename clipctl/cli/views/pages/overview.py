@@ -149,7 +149,7 @@ def loss_frame(scene: Scene, width: int, height: int) -> list[Text]:
         return framed("loss", body, width, height, palette, at_cursor(scene, "loss"))
     words = [("◆", palette.found[-1], "validation")] if scene.view.evaluations else []
     words += [("┄", palette.dim, "chance")] if shown_level(curves, axes) is not None else []
-    lines = [("░", palette.raw, "each step"), ("━", palette.smooth[0], "median")]
+    lines = [("⣿", palette.raw, "each step"), ("━", palette.smooth[0], "median")]
     kept = (lines + words, words) if scene.options.has_colours else (words,)  # the lines differ in colour only
     return framed("loss", body, width, height, palette, *(key_to(scene, one) for one in kept))
 
@@ -173,7 +173,7 @@ def recall_frame(scene: Scene, width: int, height: int) -> list[Text]:
         ]
         return framed("R@1 on unseen pictures", chart(curves, width - 2, height - 2, axes), width, height, palette)
     curves, title = points(scene, _scores(view), palette.found), "R@1 unseen"
-    names = [key_to(scene, [("░", palette.raw, words)]) for words in ("batch accuracy", "in a batch")]
+    names = [key_to(scene, [("⣿", palette.raw, words)]) for words in ("batch accuracy", "in a batch")]
     notes = [name for name in names if note_fits(title, name, width)]
     if not (notes and view.accuracy.buckets and scene.options.has_colours):
         return framed(title, chart(curves, width - 2, height - 2, axes), width, height, palette)
