@@ -502,7 +502,13 @@ def test_keys_work_while_a_slow_disk_is_read(terminal, finished, tmp_path):
     shown = terminal("monitor", str(finished.path), columns=120, rows=36, PYTHONPATH=path)
     shown.wait_for("overview", "chance")
     time.sleep(1.5)  # the second look has begun, and hangs
-    for key, words in (("2", "gradient norm"), ("3", "nothing measured yet"), ("?", "quit"), ("1", "chance")):
+    for key, words in (
+        ("2", "gradient norm"),
+        ("3", "nothing measured yet"),
+        ("5", "similarity"),
+        ("p", "▀▀▀"),
+        ("1", "chance"),
+    ):
         shown.press(key)
         shown.wait_for(words, seconds=2)
     shown.press("q")
