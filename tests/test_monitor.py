@@ -638,23 +638,13 @@ def test_a_logarithmic_scale_has_round_labels(long_run):
     assert log_ticks(3.1, 3.4, 3) == pytest.approx([3.1, 3.2, 3.3, 3.4])
 
 
-@pytest.mark.parametrize("width", [70, 80, 90, 120])
-def test_accuracy_in_a_batch_is_drawn_beside_recall_only_where_it_is_named(long_run, width):
-    scores = [line for line in screen(long_run, width, 24).splitlines() if "R@1 unseen ─" in line]
-    assert len(scores) == 1
-    is_named = "batch" in scores[0]
-    snapshot = RunWatcher(long_run).look(0.0)
-    frame = overview.recall_frame(Scene(snapshot), *((40, 12) if is_named else (20, 12)))
-    styles = {str(span.style) for line in frame[1:-1] for span in line.spans}
-    assert (DARK.raw in styles) == is_named
-
-
 def test_recall_without_room_for_a_name_or_without_colours_stands_alone(long_run):
     snapshot = RunWatcher(long_run).look(0.0)
     for options, width, is_drawn in ((Options(), 40, True), (Options(), 20, False), (Options(colours=None), 40, False)):
         frame = overview.recall_frame(Scene(snapshot, options), width, 12)
         styles = {str(span.style) for line in frame[1:-1] for span in line.spans}
         assert ("batch" in frame[0].plain) == (DARK.raw in styles) == is_drawn
+    assert "in a batch" in screen(long_run, 80, 24)
 
 
 @pytest.mark.parametrize("size", [(120, 36), (80, 24), (60, 16), (40, 8)])

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -218,7 +219,16 @@ def test_metrics_for_tensorboard(runs, tmp_path):
 
 @pytest.mark.parametrize(
     ("value", "words"),
-    [(9999.7, "10k"), (999_600, "1M"), (999.96e6, "1B"), (1.39e-4, "1.4e-4"), (2e-5, "2e-5"), (0.05, "0.05"), (0, "0")],
+    [
+        (9999.7, "10k"),
+        (999_600, "1M"),
+        (999.96e6, "1B"),
+        (1.39e-4, "1.4e-4"),
+        (2e-5, "2e-5"),
+        (0.05, "0.05"),
+        (0, "0"),
+        (math.nan, "nan"),
+    ],
 )
 def test_figures_roll_over_to_the_next_unit(value, words):
     assert charts.compact(value) == words and charts.compact(-value).lstrip("-") == words

@@ -25,7 +25,7 @@ def compact(value: float) -> str:
     if 0 < abs(value) < 1e-3:
         return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
     value = float(f"{value:.4g}")  # rounded first: 9,999.7 is 10k
-    if abs(value) < 1e4:
+    if not abs(value) >= 1e4:  # NaN too
         return f"{value:.4g}"
     value = float(f"{value:.3g}")
     unit, letter = next((pair for pair in ((1e9, "B"), (1e6, "M")) if abs(value) >= pair[0]), (1e3, "k"))

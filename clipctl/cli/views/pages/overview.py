@@ -87,7 +87,7 @@ def cards(scene: Scene, width: int) -> list[Text]:
     columns = []
     for (name, words, beneath), share in zip(found, shares_of(width, *(1,) * len(found)), strict=True):
         body = [Text(f" {words}", scene.palette.strong), Text(f" {shortened(beneath, share - 3)}", scene.palette.dim)]
-        columns.append(framed(name, body, share, CARDS_HEIGHT, scene.palette))
+        columns.append(framed(shortened(name, share - 6), body, share, CARDS_HEIGHT, scene.palette))
     return beside(*columns)
 
 
