@@ -56,6 +56,8 @@ class Terminal:
                 data = os.read(self._master, 65536)
             except OSError:
                 return
+            if not data:
+                return
             self.output += data
             self._stream.feed(data)
 
@@ -85,9 +87,11 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for descriptor in (self._slave, self._master):
-            with suppress(OSError):
-                os.close(descriptor)
+        with suppress(OSError):
+            os.close(self._slave)
+        self._reader.join(5)  # or it would read from the next terminal, whose descriptor has the same number
+        with suppress(OSError):
+            os.close(self._master)
 
 
 @pytest.fixture
