@@ -4,6 +4,7 @@ import json
 import math
 import os
 import random
+import re
 import socket
 import statistics
 import subprocess
@@ -13,8 +14,11 @@ import time
 import psutil
 import pytest
 
+from clipctl.cli.views.chart import log_ticks
 from clipctl.cli.views.dashboard import dashboard
 from clipctl.cli.views.frame import framed
+from clipctl.cli.views.pages import overview
+from clipctl.cli.views.pages.metrics import PANELS
 from clipctl.cli.views.palette import DARK
 from clipctl.cli.views.scene import PAGES, Options, Scene
 from clipctl.config.sections import LoopConfig
@@ -642,3 +646,148 @@ def test_what_to_type_next_stands_in_lines_of_its_own(tmp_path, size, monkeypatc
         lines = [line.plain.strip(" │") for line in dashboard(Scene(snapshot), *size)]
         assert [line for line in lines if line.startswith("▸")] == [f"▸ {command}" for command in expected]
         assert any(line.startswith("!") for line in lines)
+
+
+# --- drawing --------------------------------------------------------------------------------------------------
+
+CAPTIONS = 12
+
+
+@pytest.fixture
+def long_run(run):
+    """300 steps from far above chance to far below, evaluated, with gradient norms and what the machine did."""
+    writer = Writer(run.metrics_file, "run")
+    for step in range(1, 301):
+        loss = 4.0 if step < 10 else 1.0 / step
+        writer.write(metrics.STEP, step_row(step, loss=loss), elapsed_s=step * 0.1)
+        if step % 10 == 0:
+            norms = {f"image.blocks.{number}": 1e-9 if number == 13 else 0.1 for number in range(16)}
+            writer.write(metrics.EPOCH, {"epoch": step // 10, "step": step, "grad_norm_by_block": norms})
+            writer.write(metrics.EVAL, {"step": step, "epoch": step // 10, "val_loss": loss, "score": 0.5})
+        system = {"cpu_per_core": [0.9, 0.5], "process_cpu": 1.0, "rss_bytes": 2**30, "available_bytes": 20 * 2**30}
+        writer.write(metrics.SYSTEM, {**system, "disk_free_bytes": 2**35}, elapsed_s=step * 0.1)
+    run.write_status("finished", attempt=1, step=300, total_steps=300)
+    nearest = tuple(Near(picture, 0.5 - picture / 10, picture == 0) for picture in range(3))
+    queries = tuple(Query(f"caption {number:02}", 1, None, nearest) for number in range(CAPTIONS))
+    run.write_retrieval(Retrieval(300, 24, queries))
+    run.write_thumbnails(bytes(16 * 16 * 3 * 24))
+    return run
+
+
+def screen(run, width, height, *rivals, **options):
+    found = [RunWatcher(one).look(0.0) for one in (run, *rivals)]
+    lines = dashboard(Scene(found[0], Options(**options), rivals=found[1:]), width, height)
+    assert len(lines) == height and all(line.cell_len <= width for line in lines)
+    return "\n".join(line.plain for line in lines)
+
+
+def test_zoomed_in_the_loss_fills_its_chart(long_run):
+    """The level of chance belongs to the scale only while it is near the data."""
+    whole, zoomed = screen(long_run, 120, 36), screen(long_run, 120, 36, zoom=4)
+    assert "┄ chance" in whole and "┄ chance" not in zoomed
+    assert "last 19 steps" in zoomed and "0.0034┤" in zoomed
+
+
+def test_a_logarithmic_scale_has_round_labels(long_run):
+    labels = re.findall(r"([\d.e-]+)┤", screen(long_run, 120, 36, log=True, zoom=1))
+    assert labels and {label.strip("0.") for label in labels} <= {"1", "2", "3", "4", "5", "6", "7", "8"}
+    assert log_ticks(0.03, 4.5, 6) == pytest.approx([0.05, 0.1, 0.2, 0.5, 1, 2])
+    assert log_ticks(1e-6, 1e6, 4) == pytest.approx([1e-6, 1e-2, 1e2, 1e6])
+    assert log_ticks(3.1, 3.4, 3) == pytest.approx([3.1, 3.2, 3.3, 3.4])
+
+
+def test_recall_without_room_for_a_name_or_without_colours_stands_alone(long_run):
+    snapshot = RunWatcher(long_run).look(0.0)
+    for options, width, is_drawn in ((Options(), 40, True), (Options(), 20, False), (Options(colours=None), 40, False)):
+        frame = overview.recall_frame(Scene(snapshot, options), width, 12)
+        styles = {str(span.style) for line in frame[1:-1] for span in line.spans}
+        assert ("batch" in frame[0].plain) == (DARK.raw in styles) == is_drawn
+    assert "in a batch" in screen(long_run, 80, 24)
+
+
+@pytest.mark.parametrize("size", [(120, 36), (80, 24), (60, 16), (40, 8)])
+@pytest.mark.parametrize(
+    ("page", "names"),
+    [
+        ("metrics", [panel.title for panel in PANELS]),
+        ("machine", ["cores ", "memory ", "free on disk"]),
+        ("model", [f"blocks.{number} " for number in range(16)]),
+        ("retrieval", [f"caption {number:02}" for number in range(CAPTIONS)]),
+    ],
+)
+def test_everything_can_be_scrolled_to(long_run, page, names, size):
+    if page == "machine" and size == (40, 8):
+        return  # figures instead of charts
+    seen = [screen(long_run, *size, page=PAGES.index(page), scroll=scroll) for scroll in range(17)]
+    whole = "\n".join(seen).replace("…", "image.")
+    found = [name for name in names if name in whole or (size[0] == 40 and name[:3] in whole)]
+    assert found == names
+    assert "more ↓" in seen[0] or all(name in seen[0] for name in names)
+    assert ("more ↑" in seen[1]) == ("more ↓" in seen[0])
+
+
+@pytest.mark.parametrize("scroll", [0, 3, 9])
+def test_a_block_that_stands_still_stays_in_sight(long_run, scroll):
+    for size in ((80, 24), (60, 16)):
+        shown = screen(long_run, *size, page=PAGES.index("model"), scroll=scroll)
+        assert "blocks.13" in shown and "vanishing" in shown and "epoch 1 " in shown and " 30 " in shown
+
+
+def test_a_heat_strip_fills_its_width_and_has_a_legend(long_run):
+    lines = screen(long_run, 120, 36, page=PAGES.index("model")).splitlines()
+    assert "████████ 0.1" in lines[2]
+    row = next(line for line in lines if "blocks.0 " in line)
+    assert row.count("█") >= 120 - 2 - 17 - 11 - 10
+
+
+@pytest.mark.parametrize("options", [{"colours": None}, {"ascii_only": True}])
+def test_runs_beside_each_other_are_told_apart_without_colours(long_run, tmp_path, options):
+    other = RunDir.create(tmp_path, "tiny", "other")
+    other.write_config("preset: tiny\n")
+    writer = Writer(other.metrics_file, "other")
+    writer.steps(1, 100)
+    writer.write(metrics.EVAL, {"step": 100, "epoch": 10, "val_loss": 2.0, "score": 0.25})
+    for page in (0, 1):
+        shown = screen(long_run, 120, 36, other, page=page, **options)
+        assert "A run" in shown and "B other" in shown
+        charts = shown.replace("A run", "").replace("B other", "")
+        assert charts.count("A") >= 6 and charts.count("B") >= 4
+
+
+def test_the_machine_page_follows_the_zoom_and_names_its_colours(long_run):
+    page = PAGES.index("machine")
+    whole, zoomed = (screen(long_run, 120, 36, page=page, zoom=zoom) for zoom in (0, 2))
+    assert "0:00 " in whole and "0:00 " not in zoomed and "0:23" in zoomed
+    assert "trainer 1.0, others 0.4" in whole
+    wide = screen(long_run, 200, 60, page=page)
+    assert "trainer 1.0 GiB, 20.0 GiB free" in wide, "an older run does not say how much memory there is"
+    long_run.write_environment({"memory_bytes": 24 * 2**30})
+    assert "others 3.0 GiB of 24.0 GiB" in screen(long_run, 200, 60, page=page)
+    assert "4.0 GiB of 24.0 GiB" in screen(long_run, 200, 60)
+
+
+def test_thumbnails_are_read_by_the_watcher_not_while_drawing(long_run):
+    snapshot = RunWatcher(long_run).look(0.0)
+    long_run.thumbnails_file.unlink()
+    options = Options(page=PAGES.index("retrieval"), pictures=True)
+    shown = "\n".join(line.plain for line in dashboard(Scene(snapshot, options), 120, 36))
+    assert "▀▀▀▀" in shown and "no picture" not in shown
+    assert shown.count("caption") == 4 + 1 and "8 more ↓" in shown, "whole rows only, and the title"
+
+
+def test_a_card_is_shortened_between_words():
+    words = "20 steps, chance 3.30"
+    assert overview.shortened(words, 21) == words and overview.shortened(words, 20) == "20 steps"
+    assert overview.shortened("672 ms a step", 10) == "672 ms a" and overview.shortened("123456", 3) == ""
+
+
+def test_an_evaluation_without_a_score_is_not_nan_percent(run):
+    writer = Writer(run.metrics_file, "run")
+    writer.steps(1, 10)
+    writer.write(metrics.EVAL, {"step": 10, "epoch": 1, "val_loss": 2.0})
+    assert "nan" not in screen(run, 120, 36) and "nan" not in screen(run, 20, 1)
+
+
+def test_one_line_has_what_matters_first(long_run):
+    words = screen(long_run, 40, 1)
+    assert words == "finished run 300/300 loss 0.003 R@1 50%"

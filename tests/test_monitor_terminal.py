@@ -22,6 +22,7 @@ from PIL import Image
 
 from clipctl.monitor.liveness import probe
 from clipctl.runs.metrics import END, EVAL
+from clipctl.runs.retrieval import Near, Query, Retrieval
 from clipctl.runs.rundir import RunDir, planning
 from tests.faults.trainer import SETTINGS, finish, start, wait_for_epochs
 from tests.test_monitor import Writer
@@ -56,6 +57,8 @@ class Terminal:
                 data = os.read(self._master, 65536)
             except OSError:
                 return
+            if not data:
+                return
             self.output += data
             self._stream.feed(data)
 
@@ -85,9 +88,11 @@ class Terminal:
         if self.process.poll() is None:
             self.process.kill()
             self.process.wait()
-        for descriptor in (self._slave, self._master):
-            with suppress(OSError):
-                os.close(descriptor)
+        with suppress(OSError):
+            os.close(self._slave)
+        self._reader.join(5)  # or it would read from the next terminal, whose descriptor has the same number
+        with suppress(OSError):
+            os.close(self._master)
 
 
 @pytest.fixture
@@ -112,6 +117,10 @@ def finished(tmp_path):
     writer.steps(1, 300)
     writer.write(EVAL, {"step": 300, "epoch": 30, "val_loss": 1.0, "score": 0.5})
     writer.write(END, {"state": "finished", "step": 300})
+    nearest = tuple(Near(picture, 0.5, picture == 0) for picture in range(3))
+    queries = tuple(Query(f"caption {number}", 1, None, nearest) for number in range(12))
+    run.write_retrieval(Retrieval(300, 24, queries))
+    run.write_thumbnails(bytes(range(256)) * (3 * 24))
     run.write_status("finished", attempt=1, step=300, total_steps=300)
     run.release()
     return run
@@ -164,25 +173,63 @@ def test_keys(finished, terminal):
     wait_until_other(seen, before)
     for key, words in zip(
         "2345",
-        (("R@1, R@5, R@10", "accuracy in a batch"), ("machine",), ("gradient norm by",), ("captions",)),
+        (("R@1, R@5, R@10", "batch accuracy"), ("machine",), ("gradient norm by",), ("captions",)),
         strict=True,
     ):
         seen.press(key)
         seen.wait_for(*words)
-    seen.press("2\x1b[D\x1b[D+")
-    seen.wait_for("at 2", "newest 1/2")  # the values at a step of the newer half
-    seen.press("-\x1b")
-    wait_until_gone(seen, "newest", " at 2")
-    seen.press("1c")
-    seen.wait_for(" zother ")  # drawn over it, and named
+    seen.press("p")
+    seen.wait_for("▀▀▀▀▀▀▀▀", "11 more ↓")
+    seen.press("p")
+    wait_until_gone(seen, "▀")
+    seen.press("2")
+    seen.wait_for("5 more ↓")  # what does not fit can be scrolled to
+    for down, up in (("\x1b[B", "\x1b[A"), ("j", "k")):
+        seen.press(down)
+        seen.wait_for("learning rate", "2 more ↑, 3 ↓")
+        seen.press(up)
+        seen.wait_for("5 more ↓")
+    seen.press("\x1b[D\x1b[D+")
+    seen.wait_for("at 2", "last 150 steps")  # the values at a step of the newer half
+    seen.press("++++++++")
+    seen.wait_for("last 10 steps")
+    seen.press("-----\x1b")
+    wait_until_gone(seen, "last", " at 2")
     seen.press("c")
-    seen.wait_for("this run alone")
+    seen.wait_for("A over  B zother")  # drawn over it, and named
+    seen.press("1c")
+    seen.wait_for("comparison off")
     seen.press(" ")
     seen.wait_for("paused")
     seen.press(" \t")
     seen.wait_for("zother ● stopped", "nothing yet")
     seen.press("q")
     assert seen.end() == 0
+
+
+def test_pictures_come_and_go_with_a_key(finished, terminal):
+    """On a large terminal with true colour they are there without being asked for."""
+    seen = terminal(
+        "monitor", "over", "--runs-dir", str(finished.path.parent), columns=200, rows=60, COLORTERM="truecolor"
+    )
+    seen.wait_for("over ● finished")
+    seen.press("5")
+    seen.wait_for("caption 11", "▀▀▀▀▀▀▀▀")
+    seen.press("p")
+    wait_until_gone(seen, "▀")
+    seen.wait_for("caption 11", "similarity")
+    seen.press("p")
+    seen.wait_for("▀▀▀▀▀▀▀▀")
+
+
+@pytest.mark.parametrize(
+    "environment", [{"NO_COLOR": "1"}, {"PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0", "LC_ALL": "C"}]
+)
+def test_a_terminal_without_colours_says_why_there_are_no_pictures(finished, terminal, environment):
+    arguments = ("monitor", "over", "--page", "retrieval", "--pictures", "--runs-dir", str(finished.path.parent))
+    seen = terminal(*arguments, columns=120, rows=36, **environment)
+    seen.wait_for("caption 11", "pictures need 256 colours or more")
+    assert "▀" not in seen.text and "????" not in seen.text
 
 
 def wait_until_gone(seen, *words):
@@ -354,11 +401,21 @@ def test_a_dashboard_of_every_size(finished, terminal):
     """From one character up: it never refuses, and never writes past the edge."""
     seen = terminal("monitor", "--interval", "0.1", "--runs-dir", str(finished.path.parent))
     seen.wait_for("over ● finished")
-    for columns, rows in ((1, 1), (10, 2), (29, 6), (30, 6), (40, 10), (79, 23), (110, 24), (200, 60), (80, 24)):
+    for columns, rows, words in (
+        (1, 1, "f"),
+        (10, 2, "finished"),
+        (29, 6, "finished over 300/300"),
+        (30, 6, "over ● finished"),
+        (40, 8, "loss 0.17"),
+        (40, 10, "R@1 unseen 50%"),
+        (79, 23, "╭─ R@1 unseen"),
+        (110, 24, "20 steps, chance 3.30"),
+        (200, 60, "5 retrieval"),
+        (80, 24, "q quit"),
+    ):
         seen.resize(columns, rows)
-        time.sleep(0.3)
+        seen.wait_for(words, seconds=5)
         assert seen.process.poll() is None
-    seen.wait_for("over ● finished", "q quit")
 
 
 def piped(*arguments, timeout=60, **environment):
@@ -411,6 +468,18 @@ def test_a_picture(finished, tmp_path):
     text = (tmp_path / "run.svg").read_text(encoding="utf-8")
     assert done.returncode == 0 and text.startswith("<svg") and "finished" in text and "loss" in text
     assert "url(" not in text.replace("url(#", "")  # it asks nobody for a font
+
+
+def test_a_picture_does_not_depend_on_the_terminal_and_has_the_background_of_its_theme(finished, tmp_path):
+    root = str(finished.path.parent)
+    bare = {"TERM": "dumb", "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii", "NO_COLOR": "1"}
+    for name, environment in (("one.svg", {"COLORTERM": "truecolor", "COLORFGBG": "0;15"}), ("other.svg", bare)):
+        assert piped("monitor", "--svg", str(tmp_path / name), "--runs-dir", root, **environment).returncode == 0
+    dark = (tmp_path / "one.svg").read_text(encoding="utf-8")
+    assert dark == (tmp_path / "other.svg").read_text(encoding="utf-8") and 'fill="#161822"' in dark
+    light = tmp_path / "light.svg"
+    assert piped("monitor", "--svg", str(light), "--theme", "light", "--runs-dir", root).returncode == 0
+    assert 'fill="#fafafc"' in light.read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -508,7 +577,13 @@ def test_keys_work_while_a_slow_disk_is_read(terminal, finished, tmp_path):
     shown = terminal("monitor", str(finished.path), columns=120, rows=36, PYTHONPATH=path)
     shown.wait_for("overview", "chance")
     time.sleep(1.5)  # the second look has begun, and hangs
-    for key, words in (("2", "gradient norm"), ("3", "nothing measured yet"), ("?", "quit"), ("1", "chance")):
+    for key, words in (
+        ("2", "gradient norm"),
+        ("3", "nothing measured yet"),
+        ("5", "similarity"),
+        ("p", "▀▀▀"),
+        ("1", "chance"),
+    ):
         shown.press(key)
         shown.wait_for(words, seconds=2)
     shown.press("q")

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import re
 import shutil
 import subprocess
@@ -214,3 +215,20 @@ def test_metrics_for_tensorboard(runs, tmp_path):
     expected = [(row["step"], row["loss"]) for row in rows if row["kind"] == "step"]
     assert [(one.step, pytest.approx(one.value)) for one in events.Scalars("steps/loss")] == expected
     assert export(runs, tmp_path, "a1f3", "--to", "excel").exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("value", "words"),
+    [
+        (9999.7, "10k"),
+        (999_600, "1M"),
+        (999.96e6, "1B"),
+        (1.39e-4, "1.4e-4"),
+        (2e-5, "2e-5"),
+        (0.05, "0.05"),
+        (0, "0"),
+        (math.nan, "nan"),
+    ],
+)
+def test_figures_roll_over_to_the_next_unit(value, words):
+    assert charts.compact(value) == words and charts.compact(-value).lstrip("-") == words

@@ -120,11 +120,11 @@ def test_each_evaluation_writes_what_a_dozen_captions_find(micro, tmp_path):
         assert [near.picture for near in query.nearest] == np.argsort(-scores)[:3].tolist()
         assert query.rank == (scores >= scores[owner]).sum() and query.before is not None
         assert [near.is_right for near in query.nearest] == [near.picture == owner for near in query.nearest]
-    thumbnail = run.thumbnail(0)
+    thumbnail = run.thumbnails([0])[0]
     assert thumbnail is not None and len(thumbnail) == 16 * 16 * 3
     first = np.frombuffer(thumbnail, np.uint8).reshape(16, 16, 3).astype(int)
     assert abs(first - evaluator.held_out.batches[0].images[0].numpy()).mean() < 2  # pictures of 16 pixels, as they are
-    assert run.thumbnail(len(image)) is None and run.thumbnail(-1) is None
+    assert run.thumbnails([len(image), -1]) == {}
 
 
 def test_same_seed_same_losses_and_weights(micro, tmp_path):

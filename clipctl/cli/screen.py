@@ -16,9 +16,9 @@ from rich.text import Text
 
 from clipctl.cli import output
 from clipctl.cli.terminal import ASK_BACKGROUND, Keys, looks_light, single_keys
-from clipctl.cli.views.dashboard import dashboard, summary
+from clipctl.cli.views.dashboard import dashboard, shows_pictures, summary
 from clipctl.cli.views.palette import palette
-from clipctl.cli.views.scene import MOST_RUNS, MOST_ZOOM, PAGES, SMOOTHINGS, Options, Scene
+from clipctl.cli.views.scene import MOST_RUNS, PAGES, SMOOTHINGS, Options, Scene
 from clipctl.monitor.runs import NewRuns, planning_words, run_lines
 from clipctl.monitor.watch import FOLDING, RunWatcher, Snapshot
 from clipctl.runs.rundir import RunDir
@@ -40,17 +40,27 @@ def show_once(console: Console, snapshot: Snapshot, options: Options) -> None:
 
 def write_picture(snapshot: Snapshot, options: Options, path: Path) -> None:
     """The same as a picture: PNG or SVG, by the file's suffix."""
+    from clipctl.cli.views.picture import draw, terminal_theme
+
     width, height = PICTURE_SIZE
     lines = dashboard(Scene(snapshot, replace(options, show_keys=False)), width, height)
     if path.suffix.lower() == ".png":
-        from clipctl.cli.views.picture import draw
-
         draw(lines, width, height, is_light=options.palette.name == "light").save(path, format="PNG")
         return
-    console = Console(record=True, width=width, height=height, file=io.StringIO(), force_terminal=True)
+    console = Console(
+        record=True,
+        width=width,
+        height=height,
+        file=io.StringIO(),
+        force_terminal=True,
+        color_system="truecolor",
+        no_color=False,
+        legacy_windows=False,
+    )
     console.print(Group(*lines))
+    drawn = console.export_svg(title="clipctl monitor", theme=terminal_theme(is_light=options.palette.name == "light"))
     # Rich's SVG loads its font from a server; a picture of a run should not contact anyone.
-    svg = re.sub(r"@font-face \{.*?\}\s*", "", console.export_svg(title="clipctl monitor"), flags=re.DOTALL)
+    svg = re.sub(r"@font-face \{.*?\}\s*", "", drawn, flags=re.DOTALL)
     path.write_text(svg, encoding="utf-8")
 
 
@@ -64,11 +74,16 @@ def follow(console: Console, watcher: RunWatcher, interval_s: float) -> None:
         time.sleep(interval_s)
 
 
-def options_for(console: Console, *, theme: str = "auto", page: int = 0, pictures: bool = False) -> Options:
-    """What a terminal can show, before a key is pressed."""
-    colours = palette(theme, is_light=looks_light(os.environ), colours=console.color_system)
+def options_for(
+    console: Console | None, *, theme: str = "auto", page: int = 0, pictures: bool | None = None
+) -> Options:
+    """What a terminal can show, before a key is pressed; None: a file, which can show everything."""
+    if console is None:
+        return Options(page=page, pictures=pictures, palette=palette(theme))
+    chosen = palette(theme, is_light=looks_light(os.environ), colours=console.color_system)
     is_ascii = not console.encoding.lower().startswith("utf")
-    return Options(page=page, pictures=pictures, ascii_only=is_ascii, palette=colours)
+    colours = None if console.no_color else console.color_system
+    return Options(page=page, pictures=pictures, ascii_only=is_ascii, colours=colours, palette=chosen)
 
 
 class Drawing:
@@ -218,12 +233,15 @@ class Screen:
     def _say(self, words: str) -> None:
         self._notice, self._notice_until_s = words, time.monotonic() + NOTICE_S
 
+    def _scene(self, snapshot: Snapshot) -> Scene:
+        notice = self._notice if time.monotonic() < self._notice_until_s else ""
+        return Scene(snapshot, self._options, self._others, self._rival_snapshots, notice)
+
     def _draw(self) -> None:
         if self._snapshot is None:
             return
-        notice = self._notice if time.monotonic() < self._notice_until_s else ""
         with FOLDING:
-            self._drawing.draw(Scene(self._snapshot, self._options, self._others, self._rival_snapshots, notice))
+            self._drawing.draw(self._scene(self._snapshot))
 
     def _press(self, key: str) -> None:
         if key == "\t":
@@ -232,6 +250,11 @@ class Screen:
             self._errands.send(self._next_rival)
         elif key in ("light", "dark"):
             self._options = replace(self._options, palette=palette(key))
+        elif key == "p" and self._snapshot is not None:
+            shown = shows_pictures(self._scene(self._snapshot), *self._console.size)
+            self._options = replace(self._options, pictures=not shown)
+        elif key in ("+", "=") and self._snapshot is not None and self._scene(self._snapshot).is_closest:
+            return
         else:
             self._options = pressed(self._options, key)
 
@@ -255,7 +278,7 @@ class Screen:
         if others and len(self._rivals) + 1 < MOST_RUNS:
             self._rivals.append(RunWatcher(others[0]))
         else:
-            self._say("there is no other run to compare with" if not self._rivals else "this run alone")
+            self._say("there is no other run to compare with" if not self._rivals else "comparison off")
             self._rivals = []
         self._look()
 
@@ -263,7 +286,7 @@ class Screen:
 def pressed(options: Options, key: str) -> Options:
     """The options after a key is pressed."""
     if key.isdigit() and 1 <= int(key) <= len(PAGES):
-        return replace(options, page=int(key) - 1, help=False)
+        return replace(options, page=int(key) - 1, scroll=0, help=False)
     cursor = 1.0 if options.cursor is None else options.cursor
     match key:
         case " ":
@@ -275,10 +298,12 @@ def pressed(options: Options, key: str) -> Options:
             return replace(options, log=not options.log)
         case "x":
             return replace(options, over_time=not options.over_time)
-        case "p":
-            return replace(options, pictures=not options.pictures)
+        case "down" | "j":
+            return replace(options, scroll=options.scroll + 1)
+        case "up" | "k":
+            return replace(options, scroll=options.scroll - 1)
         case "+" | "=":
-            return replace(options, zoom=min(MOST_ZOOM, options.zoom + 1))
+            return replace(options, zoom=options.zoom + 1)
         case "-":
             return replace(options, zoom=max(0, options.zoom - 1))
         case "left":

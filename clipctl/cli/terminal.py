@@ -64,7 +64,11 @@ def ends_by_exception() -> Iterator[None]:
 ASK_BACKGROUND = "\x1b]11;?\x1b\\"  # a terminal that knows its background colour answers on its input
 _ANSWER = re.compile(rb"\x1b\]11;rgba?:([0-9a-fA-F]+)/([0-9a-fA-F]+)/([0-9a-fA-F]+)[^\x07\x1b]*(?:\x07|\x1b\\)")
 _SEQUENCE = re.compile(rb"\x1b(?:\[[0-9;?]*[A-Za-z~]|O[A-Za-z])")
-_NAMED = {b"\x1b[D": "left", b"\x1b[C": "right", b"\x1bOD": "left", b"\x1bOC": "right"}
+_NAMED = {
+    prefix + letter: name
+    for prefix in (b"\x1b[", b"\x1bO")
+    for letter, name in ((b"A", "up"), (b"B", "down"), (b"C", "right"), (b"D", "left"))
+}
 
 
 def looks_light(environment: Mapping[str, str]) -> bool:
@@ -80,8 +84,8 @@ class Keys:
         self._waiting = b""
 
     def next(self, timeout_s: float) -> str | None:
-        """A key, `left`, `right`, `esc`, `light` or `dark`; None if none arrives in time, an empty string at the end of
-        the input."""
+        """A key, `left`, `right`, `up`, `down`, `esc`, `light` or `dark`; None if none arrives in time, an empty string
+        at the end of the input."""
         if not self._waiting:
             ready, _, _ = select.select([sys.stdin], [], [], timeout_s)
             if not ready:

@@ -20,6 +20,12 @@ def total_bytes() -> int:
     return int(psutil.virtual_memory().total)
 
 
+def limited_bytes() -> int:
+    """What this process could use at most if nothing else ran."""
+    limit = cgroup_limit_bytes(CGROUP_ROOT)
+    return total_bytes() if limit is None else min(total_bytes(), limit)
+
+
 def cgroup_free_bytes(root: Path) -> int | None:
     """Memory left within a container's limit; None if there is no limit."""
     found = _cgroup_memory(root)

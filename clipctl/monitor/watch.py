@@ -3,7 +3,7 @@
 import math
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,8 @@ class Snapshot:
     epochs: int
     alerts: list[Alert]
     retrieval: Retrieval | None = None  # what the latest evaluation found
+    thumbnails: dict[int, bytes] = field(default_factory=dict)  # of the pictures it found
+    machine_bytes: int | None = None  # the memory of the machine that the run is on
 
     @property
     def total_steps(self) -> int:
@@ -94,7 +96,7 @@ class RunWatcher:
         self._view = RunView()
         self._heartbeat: tuple[float, float] | None = None  # value, and when it was first seen
         self._progress: tuple[tuple[int, int], float] | None = None  # rows and batches, and when first seen
-        self._retrieval: tuple[int, Retrieval] | None = None
+        self._retrieval: tuple[int, Retrieval, dict[int, bytes]] | None = None
         self._cached: tuple[tuple[int, ...], TrainConfig, dict[str, Any]] | None = None
 
     def look(self, now_s: float) -> Snapshot:
@@ -131,19 +133,21 @@ class RunWatcher:
             facts,
             _epochs(environment, total_steps) or config.train.epochs,
             diagnose(self._view, facts),
-            self._found(),
+            *self._found(),
+            _machine_bytes(environment),
         )
 
-    def _found(self) -> Retrieval | None:
+    def _found(self) -> tuple[Retrieval | None, dict[int, bytes]]:
         """Read again only if the file has changed. If it is later than the rows, it belongs to steps that a resume has
         undone."""
         changed_ns = _changed_ns(self.run.retrieval_file)
         if self._retrieval is None or self._retrieval[0] != changed_ns:
             found = self.run.retrieval()
             if found is not None:  # else it is being written at this moment, or there is none
-                self._retrieval = (changed_ns, found)
-        latest = self._retrieval[1] if self._retrieval else None
-        return latest if latest and latest.step <= self._view.step else None
+                self._retrieval = (changed_ns, found, self.run.thumbnails(found.pictures))
+        if self._retrieval is None or self._retrieval[1].step > self._view.step:
+            return None, {}
+        return self._retrieval[1:]
 
     def _read(self) -> None:
         starts_over, chunks = self._tail.poll()
@@ -204,6 +208,11 @@ def _loss_floor(environment: dict[str, Any]) -> float:
 def _seen_captions(environment: dict[str, Any]) -> float | None:
     value = number(environment.get("seen_captions"))
     return value if 0 <= value <= 1 else None
+
+
+def _machine_bytes(environment: dict[str, Any]) -> int | None:
+    value = number(environment.get("memory_bytes"))
+    return int(value) if 0 < value < math.inf else None
 
 
 def _planned_step_s(environment: dict[str, Any]) -> float | None:

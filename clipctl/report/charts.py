@@ -21,15 +21,15 @@ class Line:
 
 
 def compact(value: float) -> str:
-    """As an axis shows it: 1.2k, 3.4M, 0.05, 2e-5."""
-    size = abs(value)
-    if size >= 1e6:
-        return f"{value / 1e6:.3g}M"
-    if size >= 1e4:
-        return f"{value / 1e3:.3g}k"
-    if size >= 1e-3 or not size:
+    """As an axis shows it: 1.2k, 3.4M, 0.05, 1.4e-5."""
+    if 0 < abs(value) < 1e-3:
+        return f"{value:.1e}".replace(".0e", "e").replace("e-0", "e-")
+    value = float(f"{value:.4g}")  # rounded first: 9,999.7 is 10k
+    if not abs(value) >= 1e4:  # NaN too
         return f"{value:.4g}"
-    return f"{value:.0e}".replace("e-0", "e-")
+    value = float(f"{value:.3g}")
+    unit, letter = next((pair for pair in ((1e9, "B"), (1e6, "M")) if abs(value) >= pair[0]), (1e3, "k"))
+    return f"{value / unit:.3g}{letter}"
 
 
 def percent(value: float) -> str:

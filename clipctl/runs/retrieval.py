@@ -45,6 +45,11 @@ class Retrieval:
     candidates: int
     queries: tuple[Query, ...]
 
+    @property
+    def pictures(self) -> set[int]:
+        """All that were found."""
+        return {near.picture for query in self.queries for near in query.nearest}
+
     def after(self, earlier: "Retrieval | None") -> "Retrieval":
         """The same, with the rank of each caption's picture at an earlier evaluation."""
         ranks = {query.caption: query.rank for query in earlier.queries} if earlier else {}

@@ -9,7 +9,7 @@ import secrets
 import shlex
 import socket
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields
 from datetime import datetime
@@ -63,6 +63,12 @@ class RunStatus:
     host: str
     heartbeat_s: float  # since the epoch
     lost_rows: int = 0  # of metrics that could not be written
+
+
+def short_name(name: str) -> str:
+    """The four digits of a name that clipctl made, the whole of any other."""
+    made = _MADE_NAME.fullmatch(name)
+    return made[1] if made else name
 
 
 class RunDir:
@@ -361,18 +367,15 @@ class RunDir:
         except (OSError, ValueError):
             return None
 
-    def thumbnail(self, picture: int) -> bytes | None:
-        """Red, green and blue of SIDE_PX × SIDE_PX pixels of a held-out picture, row by row; None if there is none."""
-        size_bytes = SIDE_PX * SIDE_PX * 3
-        if not 0 <= picture < MOST_THUMBNAILS:
-            return None
-        try:
-            with open_plain(self.thumbnails_file) as file:
-                file.seek(picture * size_bytes)
-                found = file.read(size_bytes)
-        except OSError:
-            return None
-        return found if len(found) == size_bytes else None
+    def thumbnails(self, pictures: Iterable[int]) -> dict[int, bytes]:
+        """Red, green and blue of SIDE_PX × SIDE_PX pixels of held-out pictures, row by row; those that there are."""
+        size_bytes, found = SIDE_PX * SIDE_PX * 3, dict[int, bytes]()
+        with suppress(OSError), open_plain(self.thumbnails_file) as file:
+            for picture in pictures:
+                if 0 <= picture < MOST_THUMBNAILS:
+                    file.seek(picture * size_bytes)
+                    found[picture] = file.read(size_bytes)
+        return {picture: pixels for picture, pixels in found.items() if len(pixels) == size_bytes}
 
     def read_config(self) -> str:
         """The text of its config.yaml; empty if there is none."""

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 import clipctl
+from clipctl.hardware.memory import limited_bytes
 from clipctl.model.workload import Setting
 from clipctl.training.distributed import launcher
 from clipctl.training.plan import TrainPlan
@@ -44,6 +45,7 @@ def describe_environment(plan: TrainPlan) -> dict[str, Any]:
             "reason": plan.placement.threads.reason,
             "interop": torch.get_num_interop_threads(),
         },
+        "memory_bytes": limited_bytes(),
         "decided_s": plan.placement.decided_s,
         "workers": {"value": plan.placement.workers.value, "reason": plan.placement.workers.reason},
         "steps_per_epoch": plan.schedule.steps_per_epoch,

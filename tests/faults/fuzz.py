@@ -154,7 +154,15 @@ def _run_seed(home: Path) -> Path:
 
     run = RunDir.create(home, "tiny", "run")
     run.write_config(to_yaml(resolve([Layer("fuzz", MICRO)])))
-    run.write_environment({"loss_floor": 0.1, "seen_captions": 0.5, "device": {"name": "cpu"}, "threads": {"value": 1}})
+    run.write_environment(
+        {
+            "loss_floor": 0.1,
+            "seen_captions": 0.5,
+            "memory_bytes": 2**34,
+            "device": {"name": "cpu"},
+            "threads": {"value": 1},
+        }
+    )
     run.write_status("finished", attempt=1, step=24, total_steps=24)
     near = (Near(0, 0.4, True), Near(1, 0.3, False))
     run.write_retrieval(Retrieval(16, 24, (Query("a red boat", 1, 3, near), Query("two cats", 5, None, near))))
@@ -196,6 +204,7 @@ def _watched(name: str) -> Callable[[Path], Reader]:
                 json.dumps(snapshot.to_dict(), default=str)
                 for page in range(len(PAGES)):
                     dashboard(Scene(snapshot, Options(page=page, pictures=True)), 120, 36)
+                    dashboard(Scene(snapshot, Options(page=page, log=True, zoom=2, scroll=1, colours=None)), 60, 16)
                 dashboard(Scene(snapshot), 40, 8)
             list(run_rows(directory.parent))
 

@@ -35,7 +35,8 @@ def monitor(
         list_runs(root, as_json=json)
         return
     check_pictures(svg, png)
-    look = screen.options_for(console, theme=theme_of(theme), page=page_of(page), pictures=pictures)
+    terminal = None if svg or png else console
+    look = screen.options_for(terminal, theme=theme_of(theme), page=page_of(page), pictures=pictures or None)
     looks_once = once or json or svg is not None or png is not None
     with ends_by_exception():
         if not looks_once and not has_run(root, run):

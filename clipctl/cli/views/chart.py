@@ -11,7 +11,7 @@ from clipctl.report.charts import compact, ticks
 
 Style = str | Gradient
 
-LABEL_WIDTH = 7
+LABEL_WIDTH, LABEL_TRIES = 7, 5
 # The bit of each dot in a braille cell, by column and row.
 _DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
 # The dots from one row to another, counted from the bottom: by column, then 4 * first + last.
@@ -19,6 +19,8 @@ _SPANS = tuple(
     tuple(sum(dots[3 - row] for row in range(first, last + 1)) for first in range(4) for last in range(4))
     for dots in _DOTS
 )
+MARK = "◆"
+LETTERS_APART = 3  # of a curve's length
 _ASCII_BY_DOTS = " .:+*"  # by the number of a cell's rows that are set, in the fuller column
 
 
@@ -29,6 +31,8 @@ class Curve:
     points: Sequence[tuple[float, float, float]]  # x, low, high
     style: Style  # a gradient runs from the bottom of the chart to its top
     is_joined: bool = True  # otherwise single marks
+    is_area: bool = False  # what lies between the lows and the highs is filled
+    letter: str = ""  # along the curve, to tell it from others without colours
 
 
 @dataclass(frozen=True)
@@ -40,7 +44,7 @@ class Axes:
     ceiling: float | None = None  # and at least up to this
     words: Callable[[float], str] = compact
     x_words: Callable[[float], str] = compact
-    level: float | None = None  # a dotted line
+    level: float | None = None  # a dotted line, unless it is far from the curves
     cursor: float | None = None  # an upright line at this x
     ascii_only: bool = False
     dim: str = "dim"
@@ -90,7 +94,7 @@ class Canvas:
 
     def _character(self, row: int, column: int, ascii_only: bool) -> str:
         if mark := self._marks[row][column]:
-            return "o" if ascii_only else mark
+            return "o" if ascii_only and mark == MARK else mark
         bits = self._bits[row][column]
         if ascii_only:
             return _ASCII_BY_DOTS[min(4, bits.bit_count())]
@@ -105,14 +109,17 @@ def chart(curves: Sequence[Curve], width: int, height: int, axes: Axes = Axes())
         words = "nothing yet" if height > 0 and width > 12 and not points else ""
         return [Text(words.center(width) if row == height // 2 else "".ljust(width), axes.dim) for row in range(height)]
     x_low, x_high = min(point[0] for point in points), max(point[0] for point in points)
-    values = [value for _, *pair in points for value in pair] + ([axes.level] if axes.level is not None else [])
-    scale = _Scale(values, rows * 4, axes)
+    level = shown_level(curves, axes)
+    values = [point[1] for point in points] + [point[2] for point in points]
+    scale = _Scale(values + ([level] if level is not None else []), rows * 4, axes)
     canvas = Canvas(columns, rows)
-    if axes.level is not None:
+    if level is not None:
         for x in range(0, columns * 2, 4):
-            canvas.bar(x, scale(axes.level), scale(axes.level), axes.dim)
+            canvas.bar(x, scale(level), scale(level), axes.dim)
     for curve in curves:
         _draw(canvas, curve, scale, x_low, x_high)
+    for curve in curves:  # on top of all
+        _draw_letters(canvas, curve, scale, x_low, x_high)
     if axes.cursor is not None and x_low <= axes.cursor <= x_high:
         canvas.bar(round((axes.cursor - x_low) * _factor(canvas, x_low, x_high)), 0, rows * 4, axes.dim)
     labels = _labels(scale, rows, axes)
@@ -123,17 +130,49 @@ def chart(curves: Sequence[Curve], width: int, height: int, axes: Axes = Axes())
     return [*lines, _x_line(x_low, x_high, columns, axes)]
 
 
+def shown_level(curves: Sequence[Curve], axes: Axes) -> float | None:
+    """The level, if it is no farther from the curves than they are apart: farther away, it would flatten them."""
+    if axes.level is None or not any(curve.points for curve in curves):
+        return None
+    low = min(point[1] for curve in curves for point in curve.points)
+    high = max(point[2] for curve in curves for point in curve.points)
+    return axes.level if 2 * low - high <= axes.level <= 2 * high - low else None
+
+
 def _labels(scale: "_Scale", rows: int, axes: Axes) -> dict[int, str]:
-    """Which rows get a label: round values, a few rows apart."""
+    """Which rows get a label: round values, a few rows apart; two if there is room, because one is no scale."""
     about = max(1, min(6, rows // 2 - 1))
-    values = [scale.at(share) for share in (0.0, 0.5, 1.0)] if scale.is_log else ticks(scale.low, scale.high, about)
+    found: dict[int, str] = {}
+    for more in range(LABEL_TRIES):
+        labels = _labels_at(scale.ticks(about + more), scale, rows, axes)
+        if len(labels) > len(found):
+            found = labels
+        if len(found) > 1:
+            break
+    return found
+
+
+def _labels_at(values: Sequence[float], scale: "_Scale", rows: int, axes: Axes) -> dict[int, str]:
     found: dict[int, str] = {}
     for value in values:
         row = rows - 1 - scale(value) // 4
         words = axes.words(value)
-        if len(words) <= LABEL_WIDTH and not {row - 1, row, row + 1} & found.keys():
+        if 0 <= row < rows and len(words) <= LABEL_WIDTH and not {row - 1, row, row + 1} & found.keys():
             found[row] = words
     return found
+
+
+def log_ticks(low: float, high: float, about: int = 4) -> list[float]:
+    """Round numbers between two positive values that are some way apart: powers of ten, or 1, 2 and 5 times them."""
+    first, last = math.ceil(math.log10(low) - 1e-9), math.floor(math.log10(high) + 1e-9)
+    if last - first >= about:
+        return [10.0**power for power in range(first, last + 1, math.ceil((last - first + 1) / about))]
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        found = [factor * 10.0**power for power in range(first - 1, last + 1) for factor in factors]
+        found = [value for value in found if low * (1 - 1e-9) <= value <= high * (1 + 1e-9)]
+        if 2 <= len(found) <= about + 1:
+            return found
+    return ticks(low, high, about)
 
 
 def _x_line(x_low: float, x_high: float, columns: int, axes: Axes) -> Text:
@@ -166,10 +205,8 @@ class _Scale:
     def __call__(self, value: float) -> int:
         return round(self._share(value) * (self._dots - 1))
 
-    def at(self, share: float) -> float:
-        if self.is_log:
-            return math.exp(math.log(self.high) + (math.log(self.low) - math.log(self.high)) * share)
-        return self.high + (self.low - self.high) * share
+    def ticks(self, about: int) -> list[float]:
+        return (log_ticks if self.is_log else ticks)(self.low, self.high, about)
 
     def _share(self, value: float) -> float:
         low, high = self.low, self.high
@@ -180,17 +217,29 @@ class _Scale:
 
 def _draw(canvas: Canvas, curve: Curve, scale: _Scale, x_low: float, x_high: float) -> None:
     factor = _factor(canvas, x_low, x_high)
-    if not curve.is_joined:
+    if not curve.is_joined or len(curve.points) == 1:  # a line of one point would be a speck
         for x, low, _ in curve.points:
-            canvas.mark(round((x - x_low) * factor), scale(low), "◆", curve.style)
+            canvas.mark(round((x - x_low) * factor), scale(low), MARK, curve.style)
         return
-    before: tuple[int, int] | None = None
+    before: tuple[int, int, int] | None = None
     for column, low, high in _by_column(curve.points, x_low, factor):
         bottom, top = scale(low), scale(high)
         canvas.bar(column, bottom, top, curve.style)
-        if before is not None:
-            _join(canvas, before, (column, (bottom + top) // 2), curve.style)
-        before = (column, (bottom + top) // 2)
+        if before is not None and curve.is_area:
+            _fill(canvas, before, (column, bottom, top), curve.style)
+        elif before is not None:
+            _join(canvas, (before[0], (before[1] + before[2]) // 2), (column, (bottom + top) // 2), curve.style)
+        before = (column, bottom, top)
+
+
+def _draw_letters(canvas: Canvas, curve: Curve, scale: _Scale, x_low: float, x_high: float) -> None:
+    """A curve's letter at its end, and twice on the way there."""
+    if not curve.letter or not curve.points:
+        return
+    factor, last = _factor(canvas, x_low, x_high), len(curve.points) - 1
+    for part in range(1, LETTERS_APART + 1):
+        x, low, high = curve.points[last * part // LETTERS_APART]
+        canvas.mark(round((x - x_low) * factor), scale((low + high) / 2), curve.letter, curve.style)
 
 
 def _factor(canvas: Canvas, x_low: float, x_high: float) -> float:
@@ -220,6 +269,14 @@ def _join(canvas: Canvas, start: tuple[int, int], end: tuple[int, int], style: S
     (x0, y0), (x1, y1) = start, end
     for x in range(x0, x1):
         low, high = sorted(round(y0 + (y1 - y0) * (x + more - x0) / (x1 - x0)) for more in (0, 1))
+        canvas.bar(x, low, high, style)
+
+
+def _fill(canvas: Canvas, start: tuple[int, int, int], end: tuple[int, int, int], style: Style) -> None:
+    """The columns between two bars."""
+    for x in range(start[0] + 1, end[0]):
+        share = (x - start[0]) / (end[0] - start[0])
+        low, high = (round(left + (right - left) * share) for left, right in zip(start[1:], end[1:], strict=True))
         canvas.bar(x, low, high, style)
 
 
@@ -258,11 +315,11 @@ def sparkline(values: Sequence[float], width: int, gradient: Gradient, top: floa
     return line
 
 
-def stacked(shares: Sequence[float], styles: Sequence[str], width: int, *, ascii_only: bool) -> Text:
+def stacked(shares: Sequence[float], styles: Sequence[str], width: int, characters: Sequence[str]) -> Text:
     """A bar in parts, one after the other."""
     line, place = Text(), 0.0
-    for number, (share, style) in enumerate(zip(shares, styles, strict=False)):
+    for share, style, character in zip(shares, styles, characters, strict=False):
         cells = round((place + share) * width) - round(place * width)
-        line.append((chr(ord("a") + number) if ascii_only else "█") * cells, style)
+        line.append(character * cells, style)
         place += share
     return line

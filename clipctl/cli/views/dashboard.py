@@ -9,6 +9,7 @@ from clipctl.cli.views.frame import fitted, framed, styled, value, wrapped
 from clipctl.cli.views.pages import machine, metrics, model, overview, retrieval
 from clipctl.cli.views.scene import PAGES, Scene
 from clipctl.monitor.watch import Snapshot
+from clipctl.runs.rundir import short_name
 
 KEYS = (
     ("1-5", "page"),
@@ -16,6 +17,7 @@ KEYS = (
     ("c", "compare"),
     ("←→", "values"),
     ("+-", "zoom"),
+    ("↑↓", "scroll"),
     ("s", "smooth"),
     ("l", "log"),
     ("x", "time"),
@@ -28,11 +30,12 @@ HELP = (
     "tab    next run; after an automatic switch, back",
     "c      draw another run over this one, up to four; then none",
     "←  →   a cursor with the values at a step; esc removes it",
+    "↑  ↓   scroll a page that is longer than the terminal; also j, k",
     "+  -   zoom to the newest half, quarter, …; zoom out",
     "s      smoothing of curves: automatic, 10, 50, 200 steps, none",
     "l      logarithmic scale",
     "x      steps or time on the x axis",
-    "p      pictures on the retrieval page",
+    "p      pictures on the retrieval page, on or off",
     "space  pause the display",
     "q      quit; training continues",
     "",
@@ -40,6 +43,7 @@ HELP = (
     "◆ validation; dotted: ln B, the loss of random guessing",
 )
 BODIES = (overview.page, metrics.page, machine.page, model.page, retrieval.page)
+LEAST_BAR = 4
 STATES = {"running": "good", "finished": "good", "waiting": "warn", "stalled": "warn", "stopped": "warn"}
 
 
@@ -62,9 +66,20 @@ def help_lines(in_trainer: bool) -> list[str]:
     return [stop if in_trainer and line.startswith("q ") else line for line in HELP]
 
 
+def shows_pictures(scene: Scene, width: int, height: int) -> bool:
+    """Whether the retrieval page shows thumbnails on a terminal of this size."""
+    beside = len(header(scene, width)) + len(footer(scene, width, height))
+    return retrieval.shows_pictures(scene, width, height - beside)
+
+
 def one_line(scene: Scene) -> Text:
-    snapshot = scene.snapshot
-    return styled(snapshot.state, state_style(scene)) + output.plain(f" {summary(snapshot)}")
+    """What matters most first, because the end may not fit."""
+    snapshot, view = scene.snapshot, scene.snapshot.view
+    parts = [f"{short_name(snapshot.run)} {view.step}/{snapshot.total_steps}", f"loss {value(view.loss_now, '.3f')}"]
+    parts += [f"R@1 {units.percent(view.evaluations[-1].score)}"] if view.evaluations else []
+    parts += [f"{units.duration(snapshot.eta_s)} left"] if snapshot.eta_s is not None else []
+    parts += [f"! {alert.what}" for alert in snapshot.alerts[:1]]
+    return styled(f"{snapshot.state} ", state_style(scene)) + output.plain(" ".join(parts))
 
 
 def summary(snapshot: Snapshot) -> str:
@@ -96,18 +111,26 @@ def header(scene: Scene, width: int) -> list[Text]:
         first.append(f"  attempt {view.attempt}", palette.dim)
     if options.paused:
         first.append("  paused", palette.warn)
-    if options.states:
-        first.append(f"  {options.states}", palette.dim)
+    if scene.states:
+        first.append(f"  {scene.states}", palette.dim)
     tabs = _tabs(scene, width - first.cell_len - 2)
     first.pad_right(max(1, width - first.cell_len - tabs.cell_len))
     share = view.step / snapshot.total_steps if snapshot.total_steps else 0.0
-    epochs = f"/{snapshot.epochs}" if view.epoch <= snapshot.epochs else ""  # --steps may go beyond
-    left = f"epoch {view.epoch}{epochs}  step {view.step}/{snapshot.total_steps}  "
-    eta = "" if snapshot.eta_s is None else f"  {units.duration(snapshot.eta_s)} left"
-    right = f" {share:4.0%}  elapsed {units.duration(view.elapsed_s)}{eta}"
-    room = max(4, width - len(left) - len(right))
+    left, right = _progress_words(snapshot, share, width)
+    room = max(LEAST_BAR, width - len(left) - len(right))
     bar = meter(share, room, palette.found, palette.frame, ascii_only=options.ascii_only)
     return [first + tabs, styled(left, palette.dim) + bar + Text(right)]
+
+
+def _progress_words(snapshot: Snapshot, share: float, width: int) -> tuple[str, str]:
+    """What stands on either side of the progress bar: as much as leaves room for a bar."""
+    view = snapshot.view
+    epochs = f"/{snapshot.epochs}" if view.epoch <= snapshot.epochs else ""  # --steps may go beyond
+    epoch, step = f"epoch {view.epoch}{epochs}  ", f"step {view.step}/{snapshot.total_steps}  "
+    done, elapsed = f" {share:4.0%}", f"  elapsed {units.duration(view.elapsed_s)}"
+    eta = "" if snapshot.eta_s is None else f"  {units.duration(snapshot.eta_s)} left"
+    pairs = [(epoch + step, done + elapsed + eta), (epoch + step, done + eta), (step, done + eta), (step, done)]
+    return next((pair for pair in pairs if len(pair[0]) + len(pair[1]) + LEAST_BAR <= width), pairs[-1])
 
 
 def _tabs(scene: Scene, room: int) -> Text:

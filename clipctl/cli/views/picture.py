@@ -41,6 +41,13 @@ _STROKES = {
 _LINES = {"─": "lr", "│": "ud", "╭": "rd", "╮": "ld", "╰": "ru", "╯": "lu", "┤": "lud"}
 
 
+def terminal_theme(*, is_light: bool) -> TerminalTheme:
+    """The same colours for what draws SVG."""
+    theme, background, foreground = THEMES[is_light]
+    names = [theme.ansi_colors[number] for number in range(16)]
+    return TerminalTheme(background, foreground, [(red, green, blue) for red, green, blue in names])
+
+
 def draw(lines: Sequence[Text], width: int, height: int, *, is_light: bool) -> Image.Image:
     theme, background, foreground = THEMES[is_light]
     picture = Image.new("RGB", (width * CELL[0] + 2 * CELL[0], height * CELL[1] + CELL[1]), background)

@@ -1,5 +1,6 @@
 """Numbers formatted for people. Bytes and seconds become MiB and minutes here and nowhere else."""
 
+import math
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -43,7 +44,7 @@ def count(number: int) -> str:
 
 def percent(share: float | None) -> str:
     """Whole per cent; one digit below 1%, which is the range of guessing and early recall among many pictures."""
-    if share is None:
+    if share is None or not math.isfinite(share):
         return "–"
     return f"{share * 100:.1g}%" if 1e-6 <= share < 0.01 else f"{share * 100:.0f}%"
 

@@ -2,17 +2,19 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from rich.text import Text
 
 from clipctl.cli.views.chart import Curve, Style, chart
-from clipctl.cli.views.frame import beside, framed, shares_of
+from clipctl.cli.views.frame import framed, grid, hidden, styled, window
+from clipctl.cli.views.pages.overview import run_names
 from clipctl.cli.views.scene import Scene
 from clipctl.monitor.series import Series
 from clipctl.monitor.view import EvalPoint, RunView
 from clipctl.report.charts import compact, percent
 
-LEAST_HEIGHT, LEAST_WIDTH = 6, 34
+LEAST_HEIGHT, LEAST_WIDTH, TITLE_WIDTH = 6, 30, 17
 
 
 @dataclass(frozen=True)
@@ -27,21 +29,27 @@ class Panel:
     log: bool | None = False  # None: as the key says
     floor: float | None = None
     more_is_better: bool = False
+    alone: str = ""  # its title while only the first of its values is shown
 
     def curves(self, scene: Scene) -> list[Curve]:
         palette, several = scene.palette, bool(scene.rivals)
         found = []
-        for run, style in zip(scene.runs, palette.runs, strict=False):
+        gradient = palette.found if self.more_is_better else palette.smooth
+        for run, style, letter in scene.compared:
+            letter = letter if several else ""
             if self.series is not None:
                 series = self.series(run.view)
                 found += [] if several else [scene.band(run.view, series, palette.raw)]
-                gradient = palette.found if self.more_is_better else palette.smooth
-                found.append(scene.line(run.view, series, style if several else gradient))
-            shades: tuple[Style, ...] = (palette.found, palette.dim, palette.frame)
-            for value, shade in reversed(list(zip(self.points, shades, strict=False))):  # the first on top
+                found.append(scene.line(run.view, series, style if several else gradient, letter))
+            shades: tuple[Style, ...] = (gradient, palette.dim, palette.frame)
+            shown = self.points[:1] if several else self.points  # several runs with several lines each are a tangle
+            for value, shade in reversed(list(zip(shown, shades, strict=False))):  # the first on top
                 points = [(point.step, value(point)) for point in run.view.evaluations]
-                found.append(scene.marks(run.view, points, style if several else shade, joined=True))
+                found.append(scene.marks(run.view, points, style if several else shade, joined=True, letter=letter))
         return found
+
+    def name(self, scene: Scene) -> str:
+        return self.alone or self.title if scene.rivals else self.title
 
     def figure(self, scene: Scene) -> str:
         """The value at the cursor, or the latest one."""
@@ -65,9 +73,11 @@ PANELS = (
         points=(lambda point: point.score, lambda point: point.r5, lambda point: point.r10),
         words=percent,
         floor=0.0,
+        more_is_better=True,
+        alone="R@1",
     ),
     Panel(
-        "accuracy in a batch",
+        "batch accuracy",
         lambda view: view.accuracy,
         now=lambda view: view.accuracy_now,
         words=percent,
@@ -83,19 +93,31 @@ PANELS = (
 
 
 def page(scene: Scene, width: int, height: int) -> list[Text]:
+    if height < LEAST_HEIGHT:
+        return _figures(scene, width, height)
+    top = run_names(scene, width) if scene.rivals else []
     columns = max(1, min(3, width // LEAST_WIDTH))
-    rows = max(1, min(-(-len(PANELS) // columns), height // LEAST_HEIGHT))
-    shown, lines = PANELS[: rows * columns], list[Text]()
-    for row, row_height in enumerate(shares_of(height, *(1,) * rows)):
-        panels = shown[row * columns : (row + 1) * columns]
-        widths = shares_of(width, *(1,) * len(panels))
-        lines += beside(*(_panel(scene, panel, share, row_height) for panel, share in zip(panels, widths, strict=True)))
+    panels = [partial(_panel, scene, panel) for panel in PANELS]
+    return [*top, *grid(panels, columns, LEAST_HEIGHT, (width, height - len(top)), scene.options.scroll)]
+
+
+def _figures(scene: Scene, width: int, height: int) -> list[Text]:
+    """Where a chart has no room: the figures alone."""
+    shown = window(len(PANELS), height, scene.options.scroll)
+    lines = []
+    for panel in (PANELS[index] for index in shown):
+        line = styled(f" {panel.title:<{TITLE_WIDTH}}", scene.palette.dim)
+        lines.append(line.append(panel.figure(scene), scene.palette.strong))
+    if lines:
+        more = hidden(shown.start, len(PANELS) - shown.stop)
+        lines[-1].pad_right(max(1, width - lines[-1].cell_len - len(more)))
+        lines[-1].append(more, scene.palette.key)
     return lines
 
 
-def _panel(scene: Scene, panel: Panel, width: int, height: int) -> list[Text]:
+def _panel(scene: Scene, panel: Panel, width: int, height: int, foot: str) -> list[Text]:
     axes = scene.axes(words=panel.words, log=panel.log, floor=panel.floor)
     body = chart(panel.curves(scene), width - 2, height - 2, axes)
-    step = scene.cursor_step
-    note = panel.figure(scene) if step is None else f"{panel.figure(scene)} at {step:,.0f}"
-    return framed(panel.title, body, width, height, scene.palette, note)
+    step, figure = scene.cursor_step, panel.figure(scene)
+    notes = (figure,) if step is None else (f"{figure} at {step:,.0f}", figure)
+    return framed(panel.name(scene), body, width, height, scene.palette, *notes, foot=foot)

@@ -8,12 +8,16 @@ from rich.text import Text
 from clipctl.cli import output
 from clipctl.cli.views import units
 from clipctl.cli.views.chart import meter, sparkline
-from clipctl.cli.views.frame import framed, styled, value
+from clipctl.cli.views.frame import framed, headed, hidden, shares_of, styled, value, window
 from clipctl.cli.views.palette import shade
 from clipctl.cli.views.scene import Scene
 from clipctl.monitor.view import BANDS, BlockNorms
+from clipctl.report.charts import compact
 
 STILL = 1e-3  # of the median block's gradient: a block below hardly changes
+VANISHING = " vanishing"
+FIGURES = 11  # characters for the latest norm, and around it
+LEGEND_CELLS = 8
 
 
 def page(scene: Scene, width: int, height: int) -> list[Text]:
@@ -30,27 +34,43 @@ def _blocks(scene: Scene, width: int, height: int) -> list[Text]:
     if not names:
         words = " the first epoch has not ended yet" if scene.snapshot.state != "finished" else " not recorded"
         return framed("gradient norm by block", [Text(words, palette.dim)], width, height, palette)
-    label = min(30, max(map(len, names)))
-    columns = max(1, width - 2 - label - 22)
+    still = standing_still(epochs[-1].norms)
+    label = min(30, width // 3, max(map(len, names)))
+    columns = max(1, width - 2 - label - (FIGURES + len(VANISHING) if still else FIGURES))
     shown = _thinned(epochs, columns)
-    wide = max(1, columns // len(shown))  # characters for each epoch
+    widths = shares_of(columns, *(1,) * len(shown))
     logs = [math.log10(norm) for one in shown for norm in one.norms.values() if norm > 0]
     low, high = (min(logs), max(logs)) if logs else (0.0, 1.0)
-    still = standing_still(epochs[-1].norms)
+    fitting, foot = _fitting(names, still, height - 3, scene.options.scroll)
     lines = []
-    for name in _fitting(names, height - 3):
+    for name in fitting:
         short = name if len(name) <= label else f"…{name[1 - label :]}"
         line = Text().append_text(
             output.plain(f" {short:<{label}} ", style=palette.bad if name in still else palette.dim)
         )
-        for one in shown:
+        for one, wide in zip(shown, widths, strict=True):
             line.append_text(_cell(one.norms.get(name, 0.0), low, high, scene, wide))
         line.append(f" {value(epochs[-1].norms[name], '8.2e')}", palette.strong)
-        lines.append(line.append(" vanishing" if name in still else "", palette.bad))
-    ends = f"epoch {shown[0].epoch}".ljust(max(1, wide * len(shown) - len(str(shown[-1].epoch)))) + str(shown[-1].epoch)
-    lines.append(Text(f" {'':<{label}} {ends}", palette.dim))
-    note = f"from {10**low:.0e} to {10**high:.0e}, by epoch"
-    return framed("gradient norm by block", lines, width, height, palette, note)
+        lines.append(line.append(VANISHING if name in still else "", palette.bad))
+    lines.append(Text(f" {'':<{label}} {_ends(shown[0].epoch, shown[-1].epoch, columns)}", palette.dim))
+    return headed("gradient norm by block", lines, width, height, palette, _legend(scene, low, high), foot=foot)
+
+
+def _ends(first: int, last: int, columns: int) -> str:
+    """Below the strip, the epochs where it begins and ends, as far as there is room."""
+    for left in (f"epoch {first}", str(first)):
+        if first != last and len(left) + len(str(last)) + 2 <= columns:
+            return left.ljust(columns - len(str(last))) + str(last)
+    return f"epoch {last}"[:columns] if first == last else ""
+
+
+def _legend(scene: Scene, low: float, high: float) -> Text:
+    """From the smallest to the largest norm, in the colours that stand for them."""
+    least, most = (compact(float(f"{10**power:.2g}")) for power in (low, high))
+    line = styled(f"{least} ", scene.palette.dim)
+    for step in range(LEGEND_CELLS):
+        line.append_text(_cell(10 ** (low + (high - low) * step / (LEGEND_CELLS - 1)), low, high, scene, 1))
+    return line.append(f" {most}", scene.palette.dim)
 
 
 def standing_still(norms: dict[str, float]) -> set[str]:
@@ -61,7 +81,8 @@ def standing_still(norms: dict[str, float]) -> set[str]:
 
 def _cell(norm: float, low: float, high: float, scene: Scene, wide: int) -> Text:
     share = (math.log10(norm) - low) / ((high - low) or 1.0) if norm > 0 else 0.0
-    character = " .:-=+*#%@"[min(9, int(share * 10))] if scene.options.ascii_only else "█"
+    is_plain = scene.options.ascii_only or not scene.options.has_colours
+    character = " .:-=+*#%@"[min(9, int(share * 10))] if is_plain else "█"
     return styled(character * wide, shade(scene.palette.heat, share))
 
 
@@ -71,11 +92,14 @@ def _thinned(epochs: list[BlockNorms], columns: int) -> list[BlockNorms]:
     return [epochs[(number + 1) * len(epochs) // columns - 1] for number in range(columns)]
 
 
-def _fitting(names: list[str], rows: int) -> list[str]:
-    """As many as there are rows, spread evenly."""
+def _fitting(names: list[str], still: set[str], rows: int, scroll: int) -> tuple[list[str], str]:
+    """As many as there are rows, and what is hidden; blocks that stand still come first and stay."""
     if len(names) <= rows:
-        return names
-    return [names[number * len(names) // max(1, rows)] for number in range(max(0, rows))]
+        return names, ""
+    first = [name for name in names if name in still][: max(0, rows - 1)]
+    rest = [name for name in names if name not in first]
+    shown = window(len(rest), max(0, rows - len(first)), scroll)
+    return [*first, *(rest[index] for index in shown)], hidden(shown.start, len(rest) - shown.stop)
 
 
 def _difficulty(scene: Scene, width: int) -> list[Text]:
