@@ -772,7 +772,7 @@ def test_thumbnails_are_read_by_the_watcher_not_while_drawing(long_run):
     options = Options(page=PAGES.index("retrieval"), pictures=True)
     shown = "\n".join(line.plain for line in dashboard(Scene(snapshot, options), 120, 36))
     assert "▀▀▀▀" in shown and "no picture" not in shown
-    assert shown.count("caption") == 4 + 1 and "8 more ↓" in shown, "whole rows only, and the title"
+    assert shown.count("caption") == 4 + 6 + 1 and "8 more ↓" in shown, "six without pictures, and the title"
 
 
 def test_a_card_is_shortened_between_words():

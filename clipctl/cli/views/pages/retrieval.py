@@ -1,5 +1,6 @@
 """What the model retrieves for captions that it was never trained on."""
 
+from collections.abc import Sequence
 from functools import lru_cache
 
 from rich.text import Text
@@ -61,7 +62,7 @@ def _picture_columns(width: int) -> int:
 
 
 def _picture_rows(scene: Scene, found: Retrieval, width: int, height: int, longest: int) -> tuple[list[Text], str]:
-    """Whole rows of captions with their pictures, and what is hidden."""
+    """Whole rows of captions with pictures, the next captions without, and how many have their pictures hidden."""
     columns, queries, lines = _picture_columns(width), found.queries, list[Text]()
     share = (width - 3) // columns
     rows = window(-(-len(queries) // columns), (height - 2) // PICTURES_HEIGHT, scene.options.scroll)
@@ -71,7 +72,9 @@ def _picture_rows(scene: Scene, found: Retrieval, width: int, height: int, longe
             caption = query_line(scene, query, found.candidates, share - 2, longest)
             drawn.append([padded(line, share) for line in (caption, *thumbnails(scene, query))])
         lines += beside(*drawn)
-    return lines, hidden(rows.start * columns, len(queries) - rows.stop * columns)
+    after = queries[rows.stop * columns :]
+    lines += _captions(scene, found, after[: height - 2 - len(lines)], width, longest)
+    return lines, hidden(rows.start * columns, len(after))
 
 
 def _text_rows(scene: Scene, found: Retrieval, width: int, height: int, longest: int) -> tuple[list[Text], str]:
@@ -79,13 +82,18 @@ def _text_rows(scene: Scene, found: Retrieval, width: int, height: int, longest:
     has_heading = height >= LEAST_FRAMED + 1
     room = height - 2 - has_heading if height >= LEAST_FRAMED else height - 1
     shown = window(len(found.queries), room, scene.options.scroll)
-    lines = []
-    for query in (found.queries[index] for index in shown):
-        figures = scores(scene, query) if width >= SCORES_WIDTH else Text()
-        lines.append(query_line(scene, query, found.candidates, width - 5 - figures.cell_len, longest) + figures)
+    lines = _captions(scene, found, [found.queries[index] for index in shown], width, longest)
     if has_heading and lines:
         lines.insert(0, _heading(scene, found, lines[0].cell_len, width))
     return lines, hidden(shown.start, len(found.queries) - shown.stop)
+
+
+def _captions(scene: Scene, found: Retrieval, queries: Sequence[Query], width: int, longest: int) -> list[Text]:
+    lines = []
+    for query in queries:
+        figures = scores(scene, query) if width >= SCORES_WIDTH else Text()
+        lines.append(query_line(scene, query, found.candidates, width - 5 - figures.cell_len, longest) + figures)
+    return lines
 
 
 def _heading(scene: Scene, found: Retrieval, length: int, width: int) -> Text:
