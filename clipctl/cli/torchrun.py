@@ -79,7 +79,7 @@ def start(processes: int, arguments: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # the processes say themselves what is wrong
+    logging.disable()  # the processes say themselves what is wrong
     os.environ.update({name: value for name, value in VARIABLES.items() if name not in os.environ})
     config = LaunchConfig(
         min_nodes=1,
