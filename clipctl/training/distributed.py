@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 import psutil
@@ -29,7 +30,6 @@ from clipctl.hardware import cpu
 T = TypeVar("T")
 WAIT_S = 300.0  # for the slowest, to arrive or in a step; one that is gone is noticed at once
 LONG_WAIT_S = 6 * 3600.0  # where others wait while one works: it plans, indexes, evaluates or saves
-LOOPBACK = "lo"  # lo, or lo0 on macOS
 BUCKET_BYTES = 25 * 2**20  # gradients that are sent together
 
 
@@ -176,12 +176,9 @@ def join(wait_s: float = WAIT_S) -> World:
     """Meet the other processes that torchrun started."""
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
     host = os.environ.get("MASTER_ADDR", "")
+    if processes_here(1) < int(os.environ["WORLD_SIZE"]):
+        check_reachable(host)
     if interface := interface_to(host):
-        if interface.startswith(LOOPBACK) and processes_here(1) < int(os.environ["WORLD_SIZE"]):
-            raise DeviceError(
-                f"{host} means this machine itself ({interface}): other machines cannot reach it",
-                "pass the first machine's address in the network, not its name: torchrun --master-addr 192.168.1.10",
-            )
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)
     address = f"{host}:{os.environ.get('MASTER_PORT')}"
@@ -221,16 +218,31 @@ def interface_to(address: str) -> str | None:
     Left to itself, gloo takes the one that this machine's name stands for: on many laptops that is 127.0.1.1, where no
     other machine finds it.
     """
+    own = own_address(address)
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == own for entry in entries):
+            return name
+    return None
+
+
+def own_address(address: str) -> str | None:
+    """The address that this machine has for the one at `address`; None if that cannot be reached."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
         try:
             probe.connect((address, 9))
         except OSError:
             return None
-        own = probe.getsockname()[0]
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == own for entry in entries):
-            return name
-    return None
+        return str(probe.getsockname()[0])
+
+
+def check_reachable(address: str) -> None:
+    """Raise if an address that several machines were given is one that each has for itself."""
+    own = own_address(address)
+    if own is not None and ip_address(own).is_loopback:
+        raise DeviceError(
+            f"{address} means this machine itself ({own}): other machines cannot reach it",
+            "pass the first machine's address in the network, not its name: torchrun --master-addr 192.168.1.10",
+        )
 
 
 def prepared(world: World | None, make: Callable[[], T]) -> T:

@@ -79,7 +79,7 @@ def test_an_address_that_means_the_machine_itself():
         text=True,
         timeout=60,
     )
-    assert "127.0.0.1 means this machine itself (lo)" in done.stderr and "waited" not in done.stderr
+    assert "127.0.0.1 means this machine itself (127.0.0.1)" in done.stderr and "waited" not in done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
