@@ -11,8 +11,10 @@ from types import FrameType
 def main() -> None:
     # Until a command knows better, both signals end the program on the spot. Python's own way, an exception wherever
     # it happens to be, is lost when it happens to be inside an import that forgives.
+    # Of several processes only the first says so. The others often wait for it in there, where no handler is run.
+    is_first = os.environ.get("RANK", "0") == "0"
     for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, _leave)
+        signal.signal(number, _leave if is_first else signal.SIG_DFL)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # a dash that a terminal does not know must not end a command
@@ -42,8 +44,7 @@ def _leave_group(code: str | int | None) -> None:
 
 def _leave(number: int, frame: FrameType | None) -> None:
     with suppress(OSError):
-        if os.environ.get("RANK", "0") == "0":  # of several processes one speaks
-            os.write(2, b"error: interrupted\n" if number == signal.SIGINT else b"error: terminated\n")
+        os.write(2, b"error: interrupted\n" if number == signal.SIGINT else b"error: terminated\n")
     os._exit(128 + number)
 
 

@@ -20,6 +20,7 @@ class ClipctlError(Exception):
     """What went wrong (naming the thing and its value) and, if there is one, a hint that says what to do."""
 
     exit_code = ExitCode.FAILURE
+    is_raised_in_all = False  # of the processes that work together: the first one says it
 
     def __init__(self, message: str, hint: str | None = None) -> None:
         super().__init__(message)

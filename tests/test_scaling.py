@@ -1,25 +1,28 @@
 """Several machines: what they tell each other, and how far that carries."""
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from clipctl.bench.recommend import Question
-from clipctl.bench.scaling import node_counts, scale
+from clipctl.bench.recommend import Question, model_of_size
+from clipctl.bench.scaling import node_counts, scale, scale_of
 from clipctl.cli.app import app
 from clipctl.config.layers import Layer, resolve
 from clipctl.config.quantities import parse_bandwidth
 from clipctl.hardware import cpu
 from clipctl.hardware.profile import Machine, Profile
-from clipctl.model.communication import EXCHANGES, Network, communication_s, traffic
+from clipctl.model.communication import BETWEEN, EXCHANGES, Network, communication_s, traffic
 from clipctl.model.cost import parameters, training_memory
-from clipctl.model.forecast import CostModel
+from clipctl.model.forecast import CostModel, Estimate
 from clipctl.model.workload import Setting
 from clipctl.training.plan import TURN_S, make_plan
 
 FAST = Network(bytes_per_s=1e12, latency_s=0.0)
+FASTER = Network(bytes_per_s=12.5e9, latency_s=20e-6)
 SLOW = Network(bytes_per_s=125e6, latency_s=0.0002)
 CPU = Setting("cpu", "fp32", 2)
 
@@ -78,6 +81,19 @@ def test_a_slow_network_costs_efficiency_and_money(question, profile):
     assert slow.step_s.value == pytest.approx(fast.step_s.value + slow.communication_s, rel=1e-3)
 
 
+@pytest.mark.parametrize("nodes", [4, 1024])
+@pytest.mark.parametrize(("name", "network"), [("1 Gbit/s", BETWEEN), ("100 Gbit/s", FASTER)])
+def test_the_study_in_the_docs_is_what_this_version_forecasts(nodes, name, network):
+    text = (Path(__file__).parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+    compute_s = float(re.search(r"^\| 200M \|.* ([\d.]+) s f \|$", text, re.M)[1])
+    row = re.search(rf"^\| {nodes:,} \| {name} \| ([\d.]+) s \| (\d+)% \| (\d+)% \| ([\d.]+) GB", text, re.M)
+    question = Question(model_of_size(200_000_000), batch_size=32 * nodes)
+    compute = Estimate.around(compute_s, 0.1, "measured")
+    one = scale_of(question, nodes, compute.scaled(nodes), compute, network)
+    found = [one.step_s.value, 100 * one.communication_s / one.step_s.value, 100 * one.efficiency, one.sent_bytes / 1e9]
+    assert [float(figure) for figure in row.groups()] == [pytest.approx(value, rel=0.02, abs=1) for value in found]
+
+
 def test_every_machine_has_pairs_to_contrast(question, profile):
     assert [one.nodes for one in scale(question, profile, CPU, node_counts(512), SLOW)] == [1, 2, 4, 8, 16, 32]
 
@@ -107,6 +123,12 @@ def test_the_command():
     document = json.loads(CliRunner().invoke(app, [*words, "--json"]).stdout)
     assert [one["nodes"] for one in document["scaling"]] == [1, 2, 4]
     assert all(one["price"] > 0 and 0 < one["efficiency"] < 3 for one in document["scaling"])
+
+
+def test_too_few_pairs_for_so_many_machines():
+    words = ["recommend-device", "--preset", "small", "--batch-size", "8", "--nodes", "8"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0 and "8 machines need --batch-size 16 or more: 2 pairs each" in done.stdout, done.output
 
 
 def test_processes_of_one_machine_share_its_memory_and_wait_for_its_cores(micro):

@@ -12,7 +12,9 @@ from clipctl.bench.recommend import Question
 from clipctl.hardware.profile import Profile
 from clipctl.model.communication import Network, communication_s, traffic
 from clipctl.model.forecast import CostModel, Estimate
-from clipctl.model.workload import Setting
+from clipctl.model.workload import Setting, Workload
+
+PAIRS_EACH = 2  # that every machine needs of a batch
 
 
 @dataclass(frozen=True)
@@ -50,24 +52,38 @@ def scale(
     model, whole, found = CostModel(profile), question.workload, list[Scale]()
     alone = model.step_s(setting, whole)
     for count in nodes:
-        pairs = -(-question.batch_size // count)
-        part = replace(whole, batch_size=pairs)
-        compute = model.step_s(setting, part)
-        if alone is None or compute is None or question.batch_size < 2 * count:
+        compute = model.step_s(setting, part_of(question, count))
+        if alone is None or compute is None or question.batch_size < PAIRS_EACH * count:
             continue
-        waiting_s = communication_s(part, question.batch_size, count, network, compute.value)
-        step_s = compute.shifted(waiting_s)
-        epoch_s = step_s.value * question.steps_per_epoch
-        found.append(
-            Scale(
-                nodes=count,
-                pairs=pairs,
-                step_s=step_s,
-                communication_s=waiting_s,
-                sent_bytes=traffic(whole, question.batch_size, count).total_bytes,
-                efficiency=alone.value / (count * step_s.value),
-                epoch_s=epoch_s,
-                price=None if price_per_hour is None else count * price_per_hour * epoch_s / 3600,
-            )
-        )
+        found.append(scale_of(question, count, alone, compute, network, price_per_hour))
     return found
+
+
+def part_of(question: Question, nodes: int) -> Workload:
+    """Of one of several machines."""
+    return replace(question.workload, batch_size=-(-question.batch_size // nodes))
+
+
+def scale_of(
+    question: Question,
+    nodes: int,
+    alone: Estimate,
+    compute: Estimate,
+    network: Network,
+    price_per_hour: float | None = None,
+) -> Scale:
+    """What machines achieve whose part of a step takes them so long, and of which one `alone` computes all of it."""
+    part = part_of(question, nodes)
+    waiting_s = communication_s(part, question.batch_size, nodes, network, compute.value)
+    step_s = compute.shifted(waiting_s)
+    epoch_s = step_s.value * question.steps_per_epoch
+    return Scale(
+        nodes=nodes,
+        pairs=part.batch_size,
+        step_s=step_s,
+        communication_s=waiting_s,
+        sent_bytes=traffic(question.workload, question.batch_size, nodes).total_bytes,
+        efficiency=alone.value / (nodes * step_s.value),
+        epoch_s=epoch_s,
+        price=None if price_per_hour is None else nodes * price_per_hour * epoch_s / 3600,
+    )

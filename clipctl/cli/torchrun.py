@@ -2,6 +2,7 @@
 
 import logging
 import os
+import socket
 import sys
 import time
 import uuid
@@ -11,13 +12,16 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from clipctl.errors import ClipctlError, ExitCode, Stopped, TrainingError
+from clipctl.cli import output
+from clipctl.errors import ClipctlError, ExitCode, Stopped
 
 if TYPE_CHECKING:
     from clipctl.training.distributed import World
 
 AFTER_FIRST_S = 2.0  # that others leave after rank 0, so that its exit code is the one that counts
-CPU_VARIABLE = "OMP_NUM_THREADS"  # torchrun sets it to 1; clipctl counts threads itself
+# Unless the user has set them. torchrun itself sets one thread, and clipctl counts threads; a process that is asked to
+# stop finishes its step and saves, and would be killed in the midst of it after 30 s.
+VARIABLES = {"OMP_NUM_THREADS": "1", "TORCH_ELASTIC_SHUTDOWN_TIMEOUT": "600"}
 
 
 def joined(processes: int | None) -> "World | None":
@@ -34,18 +38,26 @@ def joined(processes: int | None) -> "World | None":
 
 @contextmanager
 def following() -> Iterator[None]:
-    """For every process but rank 0, which does all the reporting."""
-    from clipctl.training import distributed
+    """For every process but rank 0: it says only what rank 0 cannot know."""
+    from clipctl.training.distributed import LostRankError, is_lost_rank
 
     try:
         yield
     except Stopped as stop:
         raise typer.Exit(stop.exit_code) from None
-    except (ClipctlError, RuntimeError) as error:
-        if isinstance(error, RuntimeError) and not distributed.is_lost_rank(error):
+    except RuntimeError as error:
+        if not is_lost_rank(error):
             raise
         time.sleep(AFTER_FIRST_S)
-        raise typer.Exit(getattr(error, "exit_code", ExitCode.FAILURE)) from None
+        raise typer.Exit(ExitCode.FAILURE) from None
+    except ClipctlError as error:
+        if error.is_raised_in_all or isinstance(error, LostRankError):
+            time.sleep(AFTER_FIRST_S)
+        else:
+            for problem in error.problems:
+                words = f"process {os.environ['RANK']} on {socket.gethostname()}: {problem}"
+                output.print_problem(words, problem.hint)
+        raise typer.Exit(error.exit_code) from None
 
 
 @contextmanager
@@ -54,11 +66,11 @@ def leading(world: "World | None") -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        from clipctl.training import distributed
+        from clipctl.training.distributed import LostRankError, is_lost_rank
 
-        if world is None or not distributed.is_lost_rank(error):
+        if world is None or not is_lost_rank(error):
             raise
-        raise TrainingError("another process ended or is not responding", "start the command again") from error
+        raise LostRankError("another process ended or is not responding", "start the command again") from error
 
 
 def start(processes: int, arguments: list[str]) -> None:
@@ -67,8 +79,8 @@ def start(processes: int, arguments: list[str]) -> None:
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)  # the processes say themselves what is wrong
-    os.environ.setdefault(CPU_VARIABLE, "1")
+    logging.disable()  # the processes say themselves what is wrong
+    os.environ.update({name: value for name, value in VARIABLES.items() if name not in os.environ})
     config = LaunchConfig(
         min_nodes=1,
         max_nodes=1,

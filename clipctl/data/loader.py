@@ -1,6 +1,7 @@
 """Loads pairs into batches, in this process or in workers."""
 
 import itertools
+import multiprocessing.connection
 import re
 import signal
 import threading
@@ -268,12 +269,15 @@ class TrainLoader:
         iterator: Any = self._loader._iterator  # None until all have started
         return iterator is None or all(worker.is_alive() for worker in iterator._workers)
 
-    def worker_error(self, error: RuntimeError) -> TrainingError | None:
+    def worker_error(self, error: RuntimeError | OSError) -> TrainingError | None:
         """If a batch could not be loaded because of a worker: which one, and how it failed."""
         batches: Any = self._loader._iterator
-        # torch looks after its workers, too, and gives a process id at most
-        if not (isinstance(error, WorkerError) or str(error).startswith("DataLoader ")) or batches is None:
+        # torch looks after its workers, too, and gives a process id at most; or a pipe breaks in the middle of a batch
+        is_of_worker = isinstance(error, WorkerError | ConnectionError) or str(error).startswith("DataLoader ")
+        if batches is None or not is_of_worker:
             return None
+        if isinstance(error, ConnectionError):  # its end breaks first
+            multiprocessing.connection.wait([worker.sentinel for worker in batches._workers], KILL_S)
         hint = "continue with --resume; --workers 0 loads pictures without worker processes"
         for number, worker in enumerate(batches._workers):
             if not worker.is_alive():

@@ -24,7 +24,7 @@ from clipctl.inference.embedder import Embedder, Vectors
 from clipctl.inference.labels import embed_labels
 from clipctl.inference.stream import embed_stream
 from clipctl.progress import Count
-from clipctl.training.distributed import World
+from clipctl.training.distributed import World, raised_in_all
 from clipctl.training.evaluate import BAND_QUERIES, accuracy_by_band, find_ranks, negative_bands
 
 RECALLS = (1, 5, 10)
@@ -71,7 +71,8 @@ def embed_data(
         progress(len(good) + len(bad), len(source))
     if len(good) < 2:
         reasons = bad_counts(one.reason for one in bad)
-        raise DataError(f"too few of the {len(source):,} pictures can be used: {reasons}", USABLE_HINT)
+        with raised_in_all():
+            raise DataError(f"too few of the {len(source):,} pictures can be used: {reasons}", USABLE_HINT)
     texts = [source.captions(number) for number in good]
     others = [(owner, text) for owner, several in enumerate(texts) for text in several[1:]]
     captions = [*(several[0] for several in texts), *(text for _, text in others)]
@@ -91,7 +92,9 @@ def check_same(world: World, embedders: Sequence[Embedder], source: Source) -> N
     facts = [source.fingerprint, *(embedder.identity.fingerprint for embedder in embedders)]
     for rank, other in enumerate(found := world.all_of(facts)):
         if other != found[0]:
-            raise DataError(f"rank {rank} has different data or models from rank 0", "copy the same to every machine")
+            with raised_in_all():
+                words = f"rank {rank} has different data or models from rank 0"
+                raise DataError(words, "copy the same to every machine")
 
 
 def _embed_texts(embedder: Embedder, texts: Sequence[str], world: World | None) -> Vectors:

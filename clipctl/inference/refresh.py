@@ -17,7 +17,7 @@ from clipctl.inference.embedding_store import DtypeName, EmbeddingStore, Known, 
 from clipctl.inference.gallery import BadFile, Gallery, PictureId
 from clipctl.inference.stream import Decode, embed_stream, square_of
 from clipctl.progress import Count
-from clipctl.training.distributed import World
+from clipctl.training.distributed import World, raised_in_all
 
 # Reasons that lie in a file's content. Others, such as a disk that is not there, may pass.
 _LASTING = ("empty", "damaged", "truncated", "not a picture", "more than")
@@ -84,9 +84,10 @@ def check_same(world: World, gallery: Gallery) -> None:
     names = sha256("\n".join(os.path.basename(one.path) for one in gallery.pictures).encode()).hexdigest()
     for rank, other in enumerate(found := world.all_of(names)):
         if other != found[0]:
-            raise DataError(
-                f"rank {rank} finds different pictures from rank 0", "copy the same pictures to every machine"
-            )
+            with raised_in_all():
+                raise DataError(
+                    f"rank {rank} finds different pictures from rank 0", "copy the same pictures to every machine"
+                )
 
 
 def help_refresh(world: World, embedder: Embedder, gallery: Gallery) -> None:

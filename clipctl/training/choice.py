@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from clipctl.config.quantities import parse_duration
 from clipctl.config.sections import PRECISIONS, TrainConfig
+from clipctl.errors import DeviceError
 from clipctl.hardware import cpu, devices
 from clipctl.hardware.devices import Device
 from clipctl.hardware.profile import HYBRID, Profile, load_profile, update_profile
@@ -92,6 +93,9 @@ class _Decider:
 
     def decide(self) -> Decision:
         asked = self.config.runtime
+        if not self.is_alone and asked.device in ("mps", HYBRID):
+            words = "Apple's GPU cannot be shared by several processes"
+            raise DeviceError(words, "use --device cpu, or train in one process")
         threads = asked.threads or threads_each(self.processes)
         usual = Setting("cpu" if asked.device == "auto" else devices.open_device(asked.device).label, "fp32", threads)
         self._probe([usual])

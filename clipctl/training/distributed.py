@@ -6,11 +6,14 @@ and pass its gradients on. What depends on a clock or a signal is decided togeth
 
 import atexit
 import os
+import signal
 import socket
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from ipaddress import ip_address
 from typing import Any, TypeVar
 
 import psutil
@@ -21,11 +24,12 @@ from torch.distributed import PrefixStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 from torch.nn import Parameter
 
-from clipctl.errors import ClipctlError, DeviceError
+from clipctl.errors import ClipctlError, DeviceError, TrainingError
 from clipctl.hardware import cpu
 
 T = TypeVar("T")
-WAIT_S = 300.0  # for the slowest; one that is gone is noticed at once
+WAIT_S = 300.0  # for the slowest, to arrive or in a step; one that is gone is noticed at once
+LONG_WAIT_S = 6 * 3600.0  # where others wait while one works: it plans, indexes, evaluates or saves
 BUCKET_BYTES = 25 * 2**20  # gradients that are sent together
 
 
@@ -71,6 +75,10 @@ class World:
     def wait(self) -> None:
         """Until all are here."""
         dist.barrier()
+
+    def wait_at_most(self, seconds: float) -> None:
+        """How long this process waits for the others from now on, before it takes them for lost."""
+        dist.distributed_c10d._set_pg_timeout(timedelta(seconds=seconds))
 
     def place_on(self, device: str) -> str:
         """This process's own device of a kind, and no more threads than its part of the cores."""
@@ -167,20 +175,41 @@ def _buckets(parameters: Iterable[Parameter]) -> Iterator[list[Parameter]]:
 def join(wait_s: float = WAIT_S) -> World:
     """Meet the other processes that torchrun started."""
     backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-    if interface := interface_to(os.environ.get("MASTER_ADDR", "")):
+    host = os.environ.get("MASTER_ADDR", "")
+    if processes_here(1) < int(os.environ["WORLD_SIZE"]):
+        check_reachable(host)
+    if interface := interface_to(host):
         for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
             os.environ.setdefault(name, interface)
-    address = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+    address = f"{host}:{os.environ.get('MASTER_PORT')}"
+    timeout = timedelta(seconds=wait_s)
     try:
-        store, rank, size = next(rendezvous("env://", timeout=timedelta(seconds=wait_s)))
-        # torchrun's store outlives an attempt: without a place of its own, the next one finds addresses of the dead.
-        store = PrefixStore(f"attempt {restarts()}", store)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timedelta(seconds=wait_s))
+        with ended_by_signals():
+            store, rank, size = next(rendezvous("env://", timeout=timeout))
+            # torchrun's store outlives an attempt: without its own place, the next one finds addresses of the dead.
+            store = PrefixStore(f"attempt {restarts()}", store)
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     except (RuntimeError, ValueError) as error:
         raise _not_met(address, wait_s, error) from None
     atexit.register(leave)  # threads of a group that is not left abort the interpreter
-    local_rank, local_size = (int(os.environ.get(name, "0")) for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"))
-    return World(dist.get_rank(), dist.get_world_size(), local_rank, max(1, local_size))
+    local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+    world = World(dist.get_rank(), dist.get_world_size(), local_rank, processes_here(1))
+    world.wait_at_most(LONG_WAIT_S)
+    return world
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Ctrl-C and SIGTERM end this process while it waits for others: no handler of Python's own runs in there."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_DFL) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def interface_to(address: str) -> str | None:
@@ -189,16 +218,31 @@ def interface_to(address: str) -> str | None:
     Left to itself, gloo takes the one that this machine's name stands for: on many laptops that is 127.0.1.1, where no
     other machine finds it.
     """
+    own = own_address(address)
+    for name, entries in psutil.net_if_addrs().items():
+        if any(entry.address == own for entry in entries):
+            return name
+    return None
+
+
+def own_address(address: str) -> str | None:
+    """The address that this machine has for the one at `address`; None if that cannot be reached."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # sends nothing
         try:
             probe.connect((address, 9))
         except OSError:
             return None
-        own = probe.getsockname()[0]
-    for name, entries in psutil.net_if_addrs().items():
-        if any(entry.address == own for entry in entries):
-            return name
-    return None
+        return str(probe.getsockname()[0])
+
+
+def check_reachable(address: str) -> None:
+    """Raise if an address that several machines were given is one that each has for itself."""
+    own = own_address(address)
+    if own is not None and ip_address(own).is_loopback:
+        raise DeviceError(
+            f"{address} means this machine itself ({own}): other machines cannot reach it",
+            "pass the first machine's address in the network, not its name: torchrun --master-addr 192.168.1.10",
+        )
 
 
 def prepared(world: World | None, make: Callable[[], T]) -> T:
@@ -213,12 +257,23 @@ def prepared(world: World | None, make: Callable[[], T]) -> T:
     report = None if problem is None else (type(problem), str(problem), problem.hint, socket.gethostname())
     for rank, other in enumerate(world.all_of(report)):
         if other is not None:
-            if problem is not None and rank == world.rank == 0:
-                raise problem
-            kind, words, hint, host = other
-            raise kind(f"rank {rank} on {host}: {words}", hint)
+            with raised_in_all():
+                if problem is not None and rank == world.rank == 0:
+                    raise problem
+                kind, words, hint, host = other
+                raise kind(f"rank {rank} on {host}: {words}", hint)
     assert found is not None
     return found
+
+
+@contextmanager
+def raised_in_all() -> Iterator[None]:
+    """What goes wrong inside goes wrong in every process."""
+    try:
+        yield
+    except ClipctlError as error:
+        error.is_raised_in_all = True
+        raise
 
 
 def processes_here(ranks: int) -> int:
@@ -256,8 +311,14 @@ def leave() -> None:
         dist.destroy_process_group()
 
 
-def is_lost_rank(error: RuntimeError) -> bool:
+class LostRankError(TrainingError):
+    """Another process is gone, or does not answer."""
+
+
+def is_lost_rank(error: Exception) -> bool:
     """Whether an error says that another process does not answer."""
+    if isinstance(error, OSError):  # of a socket or file of our own: torch raises others
+        return False
     signs = ("Connection closed", "Connection reset", "Timed out", "timed out", "Broken pipe", "gloo", "NCCL")
     return dist.is_initialized() and any(sign in str(error) for sign in signs)
 

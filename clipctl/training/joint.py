@@ -11,20 +11,19 @@ import clipctl
 from clipctl.config import layers
 from clipctl.config.layers import Layer
 from clipctl.data import tokenizers
-from clipctl.errors import ClipctlError, DataError, DeviceError, ExitCode, RunError, Stopped
+from clipctl.errors import ClipctlError, ConfigError, DataError, ExitCode, RunError, Stopped
 from clipctl.model.workload import Setting
 from clipctl.runs.rundir import RunDir
-from clipctl.training.distributed import World, launcher, own_device, prepared, restarts, threads_each
+from clipctl.training.distributed import World, ended_by_signals, launcher, own_device, prepared, restarts, threads_each
 from clipctl.training.plan import TrainPlan, make_plan
 from clipctl.training.session import Session
-
-MANY_REASON = "Apple's GPU cannot be shared by several processes"
 
 
 @dataclass(frozen=True)
 class Terms:
     """What rank 0 has decided, and what the others must have too."""
 
+    asked: dict[str, str]  # on the command line and in the config file
     config: dict[str, Any]  # complete
     setting: Setting
     tokenizer: dict[str, Any]
@@ -34,10 +33,11 @@ class Terms:
     versions: tuple[str, str]  # of clipctl and torch
 
     @classmethod
-    def of(cls, session: Session) -> "Terms":
+    def of(cls, session: Session, asked: Sequence[Layer]) -> "Terms":
         plan = session.plan
         assert session.run is not None
         return cls(
+            _settings(asked),
             dict(layers.to_layer(plan.config).values),
             plan.placement.setting,
             plan.data.tokenizer.to_dict(),
@@ -48,29 +48,51 @@ class Terms:
         )
 
 
-def share(session: Session, world: World) -> Session:
-    """On rank 0: send this session to the others, and make sure that they have the same data."""
-    device = session.plan.placement.device
-    if device.kind in ("mps", "hybrid"):
-        raise DeviceError(MANY_REASON, "use --device cpu, or train in one process")
-    world.from_first(Terms.of(session))
+def share(session: Session, world: World, asked: Sequence[Layer]) -> Session:
+    """On rank 0: send this session to the others, and make sure that they have the same settings and data."""
     try:
-        return prepared(world, lambda: replace(session, world=world))
-    except ClipctlError:
+        with ended_by_signals():
+            world.from_first(Terms.of(session, asked))
+            return prepared(world, lambda: replace(session, world=world))
+    except (ClipctlError, RuntimeError):
         session.close()
         raise
 
 
 def follow(world: World, asked: Sequence[Layer]) -> Session:
-    """On any other rank: the session that rank 0 shares. Of what was asked for here, only the location of the data
-    counts, which may differ from machine to machine."""
+    """On any other rank: the session that rank 0 shares. What was asked for here must be the same, but for the location
+    of the data and the hardware, which may differ from machine to machine."""
     terms: Terms = world.from_first(None)
-    plan = prepared(world, lambda: _same(terms, _plan(terms, world, asked)))
+    plan = prepared(world, lambda: _same_plan(terms, world, asked))
     run = RunDir(Path(terms.run))
     return Session(plan, run.path.parent, run=run, is_checked=True, world=world)
 
 
 PLACES = ("data.source", "data.val", "data.image_root")
+# May differ, too: rank 0 decides, or each for itself.
+OWN = {*PLACES, "data.tokenizer", "tune.base", "runtime.device", "runtime.threads", "runtime.workers", "runtime.cache"}
+
+
+def _settings(asked: Sequence[Layer]) -> dict[str, str]:
+    return {key: str(value) for layer in asked for key, value in layer.values.items() if key not in OWN}
+
+
+def _same_plan(terms: Terms, world: World, asked: Sequence[Layer]) -> TrainPlan:
+    """Rank 0's plan, made with what is here; raises if that is something else."""
+    if terms.versions != _versions():
+        theirs, ours = (" and torch ".join(versions) for versions in (terms.versions, _versions()))
+        raise RunError(f"it has clipctl {ours}, rank 0 has clipctl {theirs}", "install the same on every machine")
+    settings = _settings(asked)
+    for key in sorted(settings.keys() | terms.asked.keys()):
+        ours, theirs = (one.get(key, "not set") for one in (settings, terms.asked))
+        if ours != theirs:
+            words = f"{key} is {ours} there and {theirs} on rank 0"
+            raise ConfigError(words, "pass the same settings on every machine")
+    plan = _plan(terms, world, asked)
+    if terms.fingerprint != plan.data.fingerprint:
+        source = " + ".join(plan.config.data.source)
+        raise DataError(f"its {source} differs from that of rank 0", "copy the same data to every machine")
+    return plan
 
 
 def _plan(terms: Terms, world: World, asked: Sequence[Layer]) -> TrainPlan:
@@ -83,17 +105,6 @@ def _plan(terms: Terms, world: World, asked: Sequence[Layer]) -> TrainPlan:
     config = replace(config, runtime=runtime)
     plan = make_plan(config, tokenizer=tokenizers.from_dict(terms.tokenizer), ranks=world.size)
     return replace(plan, deadline_s=terms.deadline_s)
-
-
-def _same(terms: Terms, plan: TrainPlan) -> TrainPlan:
-    """The plan, if it equals rank 0's."""
-    if terms.versions != _versions():
-        theirs, ours = (" and torch ".join(versions) for versions in (terms.versions, _versions()))
-        raise RunError(f"it has clipctl {ours}, rank 0 has clipctl {theirs}", "install the same on every machine")
-    if terms.fingerprint != plan.data.fingerprint:
-        source = " + ".join(plan.config.data.source)
-        raise DataError(f"its {source} differs from that of rank 0", "copy the same data to every machine")
-    return plan
 
 
 def _versions() -> tuple[str, str]:

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field, replace
 from clipctl.data.bad import BadPicture, check_bad
 from clipctl.data.batch import Batch
 from clipctl.data.loader import TrainLoader
-from clipctl.errors import ExitCode, Stopped, TrainingError
+from clipctl.errors import ExitCode, Stopped
 from clipctl.hardware.memory import rss_bytes
 from clipctl.runs.rundir import RunDir, State
 from clipctl.training.course import Course, StepWindow
 from clipctl.training.deadline import Deadline
-from clipctl.training.distributed import World, is_lost_rank
+from clipctl.training.distributed import LONG_WAIT_S, WAIT_S, LostRankError, World, is_lost_rank, raised_in_all
 from clipctl.training.evaluate import Evaluator
 from clipctl.training.features import with_features
 from clipctl.training.journal import Journal, RankFacts
@@ -27,6 +27,8 @@ from clipctl.training.saver import Saver
 from clipctl.training.state import TrainState
 from clipctl.training.step import train_step
 from clipctl.training.stopping import StopRequested, StopSwitch
+
+WAIT_STEPS = 10  # as forecast, that one process may be later than another
 
 
 @dataclass
@@ -57,6 +59,7 @@ def carry_out(training: Training, attempt: int) -> None:
         outcome = "finished"
     except StopRequested:
         try:
+            limit_waiting(training, to_a_step=False)
             training.loader.close()  # a worker that dies from here on is nobody's loss
             flush(training)
             training.saver.save_unless_saved(training.state, training.course)
@@ -70,7 +73,7 @@ def carry_out(training: Training, attempt: int) -> None:
     except KeyboardInterrupt:
         outcome = "stopped"
         raise
-    except RuntimeError as error:
+    except (RuntimeError, OSError) as error:
         if is_lost_rank(error):
             raise lost_rank(training) from error
         # It may have come in the middle of an update, so nothing is saved: the last checkpoint is right.
@@ -129,6 +132,7 @@ def keep_to_time(training: Training) -> None:
     if world is not None and training.deadline:  # by one clock
         steps = world.from_first(steps)
     if steps is not None:
+        limit_waiting(training, to_a_step=False)
         training.plan = training.plan.with_steps(steps)
         training.journal.length(training.plan, step)
         training.saver.follow(training.plan, training.state, training.course)
@@ -147,6 +151,7 @@ def train_epoch(training: Training, epoch: int) -> None:
     for batch in training.loader.epoch(epoch, first_batch):
         bad, pairs = next_batch(training, batch)
         note_bad(training, bad)
+        limit_waiting(training, to_a_step=True)
         training.meter.begin()
         micro_batch = state.micro_batch
         lr = lr_at(state.step + 1, training.plan.schedule.total_steps, training.plan.config.optim)
@@ -158,13 +163,18 @@ def train_epoch(training: Training, epoch: int) -> None:
             break
         is_read, is_saved = what_is_due(training)
         if is_read:
-            compare_ranks(training, flush(training))
+            flush(training)
+            compare_ranks(training)
             keep_to_time(training)
         if is_saved:
+            limit_waiting(training, to_a_step=False)
             flush(training)
             training.saver.try_to_save(state, training.course)
             training.meter.restart()
+    limit_waiting(training, to_a_step=False)
     flush(training, report=not training.plan.schedule.is_evaluated(epoch))  # otherwise once it is evaluated
+    if (world := state.world) and asked(training, world, training.meter.is_comparison_due)[0][0]:
+        compare_ranks(training)  # epochs may be too short for it to be due within one
     norms = grad_norms_by_block(state.model, state.world if state.is_sharded else None)
     training.journal.epoch(epoch, state.step, time.perf_counter() - started, norms, training.course)
 
@@ -202,6 +212,15 @@ def what_is_due(training: Training) -> tuple[bool, bool]:
     return is_read, is_saved
 
 
+def limit_waiting(training: Training, *, to_a_step: bool) -> None:
+    """How long to wait for other processes before the run ends without them. Elsewhere than in a step one of them may
+    have work that the others have not: it saves, evaluates, or computes features."""
+    if (world := training.state.world) is not None:
+        forecast = training.plan.forecast.step_s
+        step_wait_s = max(WAIT_S, WAIT_STEPS * forecast.value if forecast else 0.0)
+        world.wait_at_most(step_wait_s if to_a_step else LONG_WAIT_S)
+
+
 def asked(training: Training, world: World, *numbers: int) -> list[tuple[int, ...]]:
     """What every process says; the time until all have is waiting, not loading."""
     started = time.perf_counter()
@@ -210,35 +229,34 @@ def asked(training: Training, world: World, *numbers: int) -> list[tuple[int, ..
     return answers
 
 
-def compare_ranks(training: Training, window: StepWindow) -> None:
+def compare_ranks(training: Training) -> None:
     """Write down how each process fares, so that the slowest can be found."""
-    world = training.state.world
-    if world is None or not window.seconds:
+    world, effort = training.state.world, training.meter.take_effort()
+    if world is None or not effort.seconds:
         return
     facts = RankFacts(
         rank=world.rank,
         host=socket.gethostname(),
-        images_per_s=round(window.images / window.seconds / world.size, 2),
-        wait_share=round(training.meter.take_wait_s() / window.seconds, 4),
+        images_per_s=round(effort.images / effort.seconds / world.size, 2),
+        wait_share=round(effort.waited_s / effort.seconds, 4),
         memory_bytes=training.plan.placement.device.allocated_bytes() or rss_bytes(),
     )
     training.journal.ranks(training.state.step, world.all_of(facts))
 
 
-def flush(training: Training, *, report: bool = True) -> StepWindow:
-    """Write down the steps since the last time, and return their sums; end the run if several in a row were not
-    finite."""
+def flush(training: Training, *, report: bool = True) -> None:
+    """Write down the steps since the last time; end the run if several in a row were not finite."""
     reading = training.meter.read()
     if reading is None:
-        return StepWindow()
+        return
     training.course = replace(
         training.course.with_steps(reading.window), skipped_in_a_row=training.meter.guard.in_a_row
     )
     training.window += reading.window
     training.journal.steps(reading, training.course, report=report)
     if training.meter.guard.is_tripped:
-        raise training.meter.guard.error(training.saver.way_out())
-    return reading.window
+        with raised_in_all():
+            raise training.meter.guard.error(training.saver.way_out())
 
 
 def note_bad(training: Training, pictures: Sequence[BadPicture]) -> None:
@@ -250,7 +268,8 @@ def note_bad(training: Training, pictures: Sequence[BadPicture]) -> None:
         training.course = training.course.with_bad(new)
         messages = [f"{label}: {reason}" for label, reason in new.items()]
         training.journal.bad_pictures(training.state.step, messages, training.course)
-        check_bad(training.course.bad_pictures, data.pictures, training.plan.config.data.max_bad)
+        with raised_in_all():
+            check_bad(training.course.bad_pictures, data.pictures, training.plan.config.data.max_bad)
 
 
 def note_micro_batch(training: Training) -> None:
@@ -259,14 +278,15 @@ def note_micro_batch(training: Training) -> None:
     training.journal.out_of_memory(training.state.step, training.state.micro_batch)
 
 
-def lost_rank(training: Training) -> TrainingError:
+def lost_rank(training: Training) -> LostRankError:
     """Another process is gone. What it has not taken with it is saved."""
-    words = "another process ended or is not responding"
     if training.state.is_sharded:  # and with it its part of the model
-        return TrainingError(f"{words}; the run continues from its last checkpoint", training.run.way_on)
-    # Processes tell each other something before an update and after it, never during one.
-    training.saver.save_unless_saved(training.state, training.course)
-    return TrainingError(f"{words}; step {training.state.step:,} is saved", training.run.way_on)
+        words = "the run continues from its last checkpoint"
+    else:
+        # Processes tell each other something before an update and after it, never during one.
+        training.saver.save_unless_saved(training.state, training.course)
+        words = f"step {training.state.step:,} is saved"
+    return LostRankError(f"another process ended or is not responding; {words}", training.run.way_on)
 
 
 def stopped(training: Training) -> Stopped:

@@ -60,6 +60,14 @@ class Reading(NamedTuple):
     window: StepWindow
 
 
+class Effort(NamedTuple):
+    """What this process has done in some steps, beside others."""
+
+    images: int = 0  # of all processes
+    seconds: float = 0.0
+    waited_s: float = 0.0  # of those, for the others
+
+
 class StepMeter:
     """Times steps and collects their results; the device is asked for its numbers once per reading."""
 
@@ -68,26 +76,32 @@ class StepMeter:
         self._clock = PhaseClock(device)
         self.guard = NonfiniteGuard(skipped_in_a_row)
         self._waiting: list[_Waiting] = []
-        self._read = self._ended = time.perf_counter()
-        self._data_s, self._wait_s, self._waited_s = 0.0, 0.0, 0.0
+        self._read = self._ended = self._compared = time.perf_counter()
+        self._data_s, self._wait_s, self._effort = 0.0, 0.0, Effort()
 
     @property
     def is_due(self) -> bool:
         """Whether a reading is due."""
         return time.perf_counter() - self._read >= READ_INTERVAL_S
 
+    @property
+    def is_comparison_due(self) -> bool:
+        """Whether processes are to be compared again."""
+        return time.perf_counter() - self._compared >= READ_INTERVAL_S
+
     def restart(self) -> None:
-        """The next step begins now: what came before, such as a save, is not part of it."""
-        self._ended = time.perf_counter()
+        """The next step begins now: what came before, such as a save, is not part of it, nor is waiting for that."""
+        self._ended, self._wait_s = time.perf_counter(), 0.0
 
     def wait(self, seconds: float) -> None:
         """Note how long this process has waited for others since the last step."""
         self._wait_s += seconds
 
-    def take_wait_s(self) -> float:
-        """How long it waited for others since the last time."""
-        waited_s, self._waited_s = self._waited_s, 0.0
-        return waited_s
+    def take_effort(self) -> Effort:
+        """Of the steps since the last time."""
+        effort, self._effort = self._effort, Effort()
+        self._compared = time.perf_counter()
+        return effort
 
     def begin(self) -> None:
         """A batch is there: waiting for data is over."""
@@ -102,7 +116,9 @@ class StepMeter:
         phases_s = {"data_s": self._data_s, **self._clock.phases_s}
         if self._wait_s:  # there are others
             phases_s["wait_s"] = phases_s.get("wait_s", 0.0) + self._wait_s
-            self._waited_s, self._wait_s = self._waited_s + phases_s["wait_s"], 0.0
+            self._wait_s = 0.0
+        images, seconds, waited_s = self._effort
+        self._effort = Effort(images + pairs, seconds + step_s, waited_s + phases_s.get("wait_s", 0.0))
         facts = {"step": step, "epoch": epoch, "lr": lr}
         self._waiting.append(_Waiting(facts, pairs, step_s, phases_s, result, time.monotonic()))
 

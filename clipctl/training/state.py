@@ -117,11 +117,18 @@ Tensors = dict[str, dict[str, Tensor]]  # by file of a checkpoint, then by name
 
 
 def tensors_of(state: TrainState) -> Tensors:
-    """What a checkpoint holds. If the model is sharded, all processes must call this, and get the whole, on the CPU."""
+    """What a checkpoint holds. If the model is sharded, all processes must call this: rank 0 gets the whole, on the
+    CPU, and the others nothing."""
     files = {MODEL: _model_tensors(state), OPTIMIZER: _optimizer_tensors(state)}
-    if not state.is_sharded:
+    if not state.is_sharded or state.world is None:
         return files
-    return {file: {name: whole(tensor).cpu() for name, tensor in found.items()} for file, found in files.items()}
+    found: Tensors = {file: {} for file in files}
+    for file, tensors in files.items():
+        for name, tensor in tensors.items():
+            gathered = whole(tensor)
+            if state.world.is_first:  # the others keep none: a whole model may be more than they have room for
+                found[file][name] = gathered.cpu()
+    return found
 
 
 def answer_requests(state: TrainState) -> None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ from clipctl.training.sharding import clip_gradients, is_split
 from clipctl.training.state import TrainState, in_passes
 
 Mark = Callable[[str], None]
+T = TypeVar("T")
 
 
 class BatchResult(NamedTuple):
@@ -182,6 +183,7 @@ class _Contrast:
     def __init__(self, state: TrainState, batch: Batch) -> None:
         self._state, self._batch = state, batch
         self._found: tuple[Tensor, ...] | None = None  # slopes at pictures, captions, then at what scales the logits
+        self._exchanged: dict[str, Any] = {}
         self._result: BatchResult
 
     def slopes(self, image: Tensor, text: Tensor, mark: Mark) -> tuple[Tensor, Tensor]:
@@ -218,10 +220,13 @@ class _Contrast:
         what all processes find is the loss of the whole batch, and the sum of their slopes its slope."""
         state, world = self._state, self._state.world
         assert world is not None and self._batch.keys is not None
-        rows, counts = world.place_of(len(image))
+        keys = self._batch.keys
+        rows, counts = self._once("place", lambda: world.place_of(len(image)))
         mark("wait")
-        everything = world.gather(torch.cat([image.detach(), text.detach()], dim=1), counts)  # (B, 2E)
-        positives = positive_rows(world.gather(self._batch.keys.to(image.device), counts), rows)
+        own = torch.cat([image.detach(), text.detach()], dim=1)
+        everything = self._once("embeddings", lambda: world.gather(own, counts))  # (B, 2E)
+        all_keys = self._once("keys", lambda: world.gather(keys.to(image.device), counts))
+        positives = positive_rows(all_keys, rows)
         mark("communication")
         embeddings = self._leaves(*everything.tensor_split(2, dim=1))
         loss = LOSS_SHARES[state.loss](embeddings, rows, positives)
@@ -232,11 +237,18 @@ class _Contrast:
             accuracy = accuracy_share(embeddings, rows, positives)
         slopes = self._grad(whole, embeddings)
         mark("backward")
-        summed = world.sum(torch.cat(slopes[:2], dim=1))[rows]
-        loss_and_accuracy = world.sum(torch.stack([loss.detach(), accuracy]))
+        summed = self._once("slopes", lambda: world.sum(torch.cat(slopes[:2], dim=1)))[rows]
+        loss_and_accuracy = self._once("loss", lambda: world.sum(torch.stack([loss.detach(), accuracy])))
         mark("communication")
+        self._exchanged.clear()
         self._result = BatchResult(loss_and_accuracy[0], loss_and_accuracy[1], embeddings.scale.detach())
         return (*summed.tensor_split(2, dim=1), *slopes[2:])
+
+    def _once(self, what: str, exchange: Callable[[], T]) -> T:
+        """What an exchange found: if memory runs out after it, the others have gone on to the next."""
+        if what not in self._exchanged:
+            self._exchanged[what] = exchange()
+        return self._exchanged[what]  # type: ignore[no-any-return]
 
     def _leaves(self, image: Tensor, text: Tensor) -> Embeddings:
         """Embeddings at which the gradient can be taken: nothing before them is known."""

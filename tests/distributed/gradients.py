@@ -14,11 +14,11 @@ import torch.distributed.nn.functional as naive
 from clipctl.config.layers import Layer, resolve
 from clipctl.data.batch import Batch
 from clipctl.hardware.devices import open_device
-from clipctl.model.loss import softmax_loss
+from clipctl.model.loss import LOSS_SHARES, softmax_loss
 from clipctl.training import distributed
 from clipctl.training.distributed import GradientSum
 from clipctl.training.sharding import whole
-from clipctl.training.state import fresh_state, shard_state, share_state
+from clipctl.training.state import fresh_state, shard_state, share_state, tensors_of
 from clipctl.training.step import gradients, train_step
 from tests.conftest import MICRO
 
@@ -104,6 +104,22 @@ def out_of_memory(world):
     return {**found, "the loss": result.loss, "the accuracy": result.accuracy}, (state.micro_batch, sent_before)
 
 
+def out_of_memory_in_the_loss(world):
+    """The gradients if memory runs out once in the last process, after the embeddings were gathered."""
+    state, share, calls = state_of({}, world), LOSS_SHARES["softmax"], []
+
+    def fail(*arguments):
+        calls.append(None)
+        if world.rank == world.size - 1 and len(calls) == 1:
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        return share(*arguments)
+
+    with patch.dict(LOSS_SHARES, softmax=fail):
+        result = gradients(state, part_of(a_batch(), world))
+    found = {name: one.grad for name, one in state.model.named_parameters()}
+    return {**found, "the loss": result.loss, "the accuracy": result.accuracy}
+
+
 def after_steps(world, values, steps=50):
     state, batch = state_of(values, world), a_batch()
     for _ in range(steps):
@@ -144,6 +160,7 @@ def main():
     distributed.BUCKET_BYTES = 4096  # many of them, although the model is small
     found = everything(world)
     found["the usual way"] = usual_way(world)
+    found["out of memory in the loss"] = out_of_memory_in_the_loss(world)
     found["out of memory"], reaction = out_of_memory(world)
     equal = all(
         torch.equal(tensor, other[case][name])
@@ -152,8 +169,9 @@ def main():
         for name, tensor in tensors.items()
     )
     reactions = world.all_of(reaction)
+    saved = world.all_of({file: len(one) for file, one in tensors_of(state_of({"runtime.shard": True}, world)).items()})
     if world.is_first:
-        torch.save({"found": found, "equal": equal, "reactions": reactions}, sys.argv[1])
+        torch.save({"found": found, "equal": equal, "reactions": reactions, "saved": saved}, sys.argv[1])
     dist.barrier()
     distributed.leave()
 

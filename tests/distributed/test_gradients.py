@@ -72,6 +72,16 @@ def test_a_process_out_of_memory_repeats_its_pass_and_the_others_do_not(alone, t
         assert distance(together["found"]["out of memory"][name], gradient) <= 1e-5, name
 
 
+def test_only_the_first_gathers_a_split_model_to_save_it(together):
+    first, *others = together["saved"]
+    assert all(first.values()) and not any(count for one in others for count in one.values())
+
+
+def test_a_process_out_of_memory_in_the_loss_asks_nothing_twice(alone, together):
+    for name, gradient in alone["softmax"].items():
+        assert distance(together["found"]["out of memory in the loss"][name], gradient) <= 1e-5, name
+
+
 @pytest.mark.parametrize("case", ["after 50 steps", "after 50 steps, split"])
 def test_fifty_steps_end_with_the_same_weights(alone, together, case):
     before, expected = state_of({}, None).model.state_dict(), alone["after 50 steps"]

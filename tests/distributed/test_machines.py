@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -22,21 +23,21 @@ from tests.test_training import rows
 WIDER = {"model.image.width": 256, "model.image.depth": 2, "model.text.width": 256, "model.text.depth": 2}
 SETTINGS = {**MICRO, **WIDER, "recipe": "plain", "train.epochs": 12, "train.eval_every": 12, "save.every": "100epochs"}
 DELAY_S, STEPS = 0.02, 36
+EXAMPLE = Path(__file__).parents[2] / "examples" / "two-laptops.sh"
 
 pytestmark = pytest.mark.skipif(not can_be_made(), reason="network namespaces and TUN devices need root")
 
 
 def start(root, side):
-    words = ["--nnodes", "2", "--node-rank", str(side), "--nproc-per-node", "1"]
-    master = ["--master-addr", ADDRESSES[0], "--master-port", "29511"]
     values = [f"--set={key}={value}" for key, value in SETTINGS.items()]
-    command = ["-m", "torch.distributed.run", *words, *master, "-m", "clipctl", "train", "--name", "far", "--json"]
+    command = [str(EXAMPLE), str(side), ADDRESSES[0], "--name", "far", "--json", "--runs-dir", str(root), *values]
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     return subprocess.Popen(
-        [*inside(side), sys.executable, *command, "--runs-dir", str(root), *values],
+        [*inside(side), *command],
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT if side else None,
         text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PATH": path},
     )
 
 

@@ -4,6 +4,7 @@ import json
 import os
 import random
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -76,6 +77,19 @@ def test_each_step_is_written_once_with_the_whole_batch(alone, together):
     assert [row["batch_size"] for row in two] == [row["batch_size"] for row in one]
     assert [row["loss"] for row in two] == pytest.approx([row["loss"] for row in one], rel=1e-3)
     assert all("wait_s" in row and "communication_s" in row for row in two)
+
+
+@pytest.mark.parametrize("batch_size", [12, 36])
+def test_waiting_is_a_part_of_the_time(root, batch_size):
+    """With a batch of 36, each epoch is one."""
+    run = RunDir(root / f"waits-{batch_size}")
+    settings = {**SETTINGS, "train.batch_size": batch_size, "train.epochs": 400, "train.eval_every": 40}
+    done = run_to_end(root, "--name", run.name, "--nproc", "2", settings=settings)
+    assert done.returncode == 0, done.stderr
+    steps, ranks = rows(run, "step"), rows(run, "rank")
+    assert all(row["data_s"] >= 0 and 0 < row["wait_s"] <= row["step_s"] for row in steps)
+    assert {row["rank"] for row in ranks} == {0, 1} and all(0 < row["wait_share"] <= 1 for row in ranks)
+    assert len(ranks) / 2 <= 1 + ranks[-1]["elapsed_s"], "at most one a second"
 
 
 def test_evaluations_agree(alone, together):
@@ -170,6 +184,29 @@ def test_a_stop_of_any_process_saves_and_stops_all(stopped):
     assert status.state == "stopped" and CheckpointStore(run).newest_valid()[0].step == status.step
 
 
+def test_the_launcher_gives_processes_time_to_save(root):
+    """torch would kill them after 30 s, whatever step they are in."""
+    process = start(root, "--name", "patient", "--nproc", "2", settings=LONG)
+    wait_for_step(RunDir(root / "patient"), 3, process)
+    variables = [one.environ() for one in ranks_of(process).values()]
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=GONE_S)
+    assert process.returncode == 130 and "saved" in output and "death signal" not in output, output
+    assert all(int(one["TORCH_ELASTIC_SHUTDOWN_TIMEOUT"]) >= 600 for one in variables)
+
+
+def test_a_loader_worker_killed_in_another_process_is_named(root):
+    process = start(root, "--name", "worker", "--nproc", "2", "--workers", "1", settings=LONG)
+    wait_for_step(RunDir(root / "worker"), 10, process)
+    second = ranks_of(process)[1]
+    victim = next(one for one in second.children() if "resource_tracker" not in " ".join(one.cmdline()))
+    victim.kill()
+    output, _ = process.communicate(timeout=GONE_S)
+    assert process.returncode != 0
+    assert f"error: process 1 on {socket.gethostname()}: loader worker 0 (process {victim.pid}) ended" in output, output
+    assert output.count("\nerror:") + output.startswith("error:") == 2, "and rank 0 says that it is alone"
+
+
 def test_resumed_with_another_number_it_goes_on_at_the_same_sample(root, stopped, unbroken):
     run, _, _ = stopped
     done = run_to_end(root, "--resume", run.name, settings={})
@@ -185,7 +222,19 @@ def test_a_batch_that_is_too_small_for_the_processes(root):
 def test_a_plan_for_several_processes(root):
     done = run_to_end(root, "--nproc", "2", "--dry-run")
     assert done.returncode == 0, done.stderr
-    assert "processes" in done.stdout
+    assert "processes" in done.stdout and "micro-batches" not in done.stdout
+
+
+def test_a_plan_under_torchrun(root):
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    words = [sys.executable, *launcher, *command(root, "--dry-run")[1:]]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=300, env=surroundings())
+    assert done.returncode == 0 and done.stdout.count("2 training together") == 1, done.stderr
+
+
+def test_an_apple_gpu_is_for_one_process(root):
+    done = run_to_end(root, "--nproc", "2", "--device", "mps", "--dry-run")
+    assert done.returncode == 4 and "Apple's GPU cannot be shared by several processes" in done.stderr
 
 
 # --- the model split among the processes ----------------------------------------------------------------------

@@ -55,7 +55,7 @@ def recommend_device(
     else:
         recommendation.show(answer)
         if nodes:
-            recommendation.show_scaling(scales, bandwidth)
+            recommendation.show_scaling(scales, nodes, bandwidth)
     if answer.device is None:
         raise typer.Exit(ExitCode.CHECK)
 

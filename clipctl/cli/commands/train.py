@@ -53,6 +53,8 @@ def train(
 
     started_s = time.monotonic() - INTERPRETER_S
     world = torchrun.joined(None)
+    if world is not None and not world.is_first and dry_run:
+        return
     if world is not None and not world.is_first:
         from clipctl.training import joint
 
@@ -64,7 +66,7 @@ def train(
     if resume is None:
         check_settings(asked)  # what was mistyped is said before torch is loaded
     show_notes(ambiguities(asked))
-    with output.stops_said():
+    with torchrun.leading(world), output.stops_said():
         if detach and not dry_run:
             background.start(root, preset_of(asked), name, resume, as_json=json)
             return
@@ -81,7 +83,7 @@ def train(
         )
         session = session.opened()
         if world is not None:
-            session = share(session, world)
+            session = share(session, world, asked)
         talk.show_start(console, session)
         with talk.watcher_for(console, session, live=live) as watcher:
             summary = session.train(watcher)
@@ -119,10 +121,10 @@ def make_session(
     return sessions.prepare(asked, root, name=name, tell=tell, spent_s=spent_s, ranks=ranks)
 
 
-def share(session: "Session", world: "World") -> "Session":
+def share(session: "Session", world: "World", asked: "list[Layer]") -> "Session":
     from clipctl.training import joint
 
-    return joint.share(session, world)
+    return joint.share(session, world, asked)
 
 
 def show_notes(notes: "Iterable[str]") -> None:

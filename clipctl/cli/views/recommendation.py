@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from rich.text import Text
 
 from clipctl.bench.recommend import Candidate, Recommendation
-from clipctl.bench.scaling import Scale
+from clipctl.bench.scaling import PAIRS_EACH, Scale
 from clipctl.cli import output
 from clipctl.cli.views import units
 from clipctl.model.forecast import Estimate
@@ -33,12 +33,12 @@ def parts(answer: Recommendation) -> Iterator[Text]:
         yield output.plain(f"{'assumed' if number == 0 else '':<9}{line}")
 
 
-def show_scaling(scales: Sequence[Scale], bandwidth: str) -> None:
-    """Several machines: how much faster, and at what price."""
-    output.show_parts(_scaling_parts(scales, bandwidth))
+def show_scaling(scales: Sequence[Scale], nodes: int, bandwidth: str) -> None:
+    """Several machines, up to `nodes`: how much faster, and at what price."""
+    output.show_parts(_scaling_parts(scales, nodes, bandwidth))
 
 
-def _scaling_parts(scales: Sequence[Scale], bandwidth: str) -> Iterator[Text]:
+def _scaling_parts(scales: Sequence[Scale], nodes: int, bandwidth: str) -> Iterator[Text]:
     yield Text("")
     if not scales:
         yield output.plain("several machines: unknown until a device is measured here; run clipctl bench")
@@ -59,6 +59,9 @@ def _scaling_parts(scales: Sequence[Scale], bandwidth: str) -> Iterator[Text]:
         )
     yield output.aligned(rows)
     yield output.plain(f"machines like this one, {bandwidth} between them; forecast")
+    if scales[-1].nodes < nodes:
+        words = f"{nodes} machines need --batch-size {PAIRS_EACH * nodes} or more: {PAIRS_EACH} pairs each"
+        yield output.plain(words, style="yellow")
 
 
 def _candidate_table(answer: Recommendation) -> Text:

@@ -23,8 +23,8 @@ def plan_table(plan: "TrainPlan") -> Table:
     table = Table.grid(padding=(0, 2))
     table.add_column(style="bold")
     table.add_column(overflow="fold")
-    kept_pairs = plan.forecast.workload.kept_pairs
-    in_parts = f" in micro-batches of {kept_pairs}" if kept_pairs < config.train.batch_size else ""
+    workload = plan.forecast.workload
+    in_parts = f" in micro-batches of {workload.kept_pairs}" if workload.kept_pairs < workload.batch_size else ""
     trained, name = plan.forecast.trained_parameters, "by recipe" if plan.alternatives else config.preset
     only = f", {trained:,} of them trained" if config.tune.is_partial else ""
     rows = {
