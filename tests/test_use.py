@@ -6,6 +6,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -197,6 +198,27 @@ def test_an_interrupted_refresh_goes_on_where_it_was(model, folder, tmp_path):
     assert not (index / ".parts").exists() and not embedding_store.problems_of(index)
 
 
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_to_embed_keeps_what_is_done(run, model, tmp_path, number, code):
+    """To a real process: before a command knows better, both signals end it on the spot."""
+    photos = tmp_path / "photos"
+    Image.effect_noise((600, 600), 80).convert("RGB").save(photos.with_suffix(".png"))
+    photos.mkdir()
+    for name in range(600):
+        os.link(photos.with_suffix(".png"), photos / f"{name}.png")
+    command = [sys.executable, "-m", "clipctl", "embed", run.path, photos, "-o", tmp_path / "index"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    for line in process.stderr:
+        if line.startswith("embedding "):
+            break
+    process.send_signal(number)
+    said = process.communicate(timeout=60)[1]
+    assert process.returncode == code and "the pictures embedded so far are kept" in said, said
+    assert "error" not in said
+    again = make_index(tmp_path / "index", model, photos)
+    assert again.pictures == 600 and 0 < again.embedded < 600
+
+
 def _small_batches(embedder, decode, wanted):
     from clipctl.inference.stream import embed_stream
 
@@ -233,6 +255,35 @@ def test_a_damaged_index_is_said_to_be(model, folder, tmp_path, kind, how):
         store = EmbeddingStore.open(index)
         for row in range(len(store)):
             store.picture(row)
+
+
+def test_damage_of_the_right_size_is_not_passed_on(model, folder, tmp_path):
+    """A refresh would copy it into the next state, whose sha256 would be right."""
+    index = tmp_path / "index"
+    make_index(index, model, folder)
+    draw(folder / "new.png", "red")
+    for name in embedding_store.read_manifest(index).names.values():
+        kept = (index / name).read_bytes()
+        (index / name).write_bytes(kept[:-3] + b"{?\n")
+        with pytest.raises(StoreError, match=f"{name} has changed"):
+            make_index(index, model, folder)
+        (index / name).write_bytes(kept)
+    (index / embedding_store.read_manifest(index).bad_file).write_bytes(b"{?\n")
+    with pytest.raises(StoreError, match="is damaged"):
+        EmbeddingStore.open(index).bad()
+    assert len(EmbeddingStore.open(index)) == 36
+
+
+@pytest.mark.parametrize("content", [b"\0\0", b"\xff\x7f", b"\0\x7b"], ids=["zeros", "NaN", "too long"])
+def test_a_search_in_damaged_vectors_fails(invoke, folder, tmp_path, content):
+    invoke("embed", "colours", folder, "-o", "index")
+    vectors = tmp_path / "index" / embedding_store.read_manifest(tmp_path / "index").vectors_file
+    written = vectors.read_bytes()
+    vectors.write_bytes(written[:128] + content * ((len(written) - 128) // 2))
+    done = invoke("search", "index", "a photo of a red")
+    assert done.exit_code == 3 and "is damaged: its vectors are not of length one" in done.stderr
+    again = invoke("embed", "colours", folder, "-o", "index")
+    assert again.exit_code == 3 and "has changed: its sha256" in again.stderr and "rm -r index" in again.stderr
 
 
 def test_a_second_refresh_at_the_same_time_is_refused(model, folder, tmp_path):
@@ -492,10 +543,25 @@ def test_from_folder_to_search(invoke, folder):
     words = invoke("search", "index", "a photo of a green", "--top", 2, "--sheet", "sheet.png")
     assert words.exit_code == 0 and words.stdout.count("photos/green/") == 2
     assert Image.open("sheet.png").size[0] > 300
+    for name in ("my blue photo.png", "blue"):  # a file is a picture, whatever it is called
+        shutil.copy(folder / "blue" / "02.png", name)
+        assert invoke("search", "index", name, "--top", 1).stdout.strip().endswith("blue/02.png")
     lost = invoke("search", "index", "holidy.jpg")
     assert lost.exit_code == 2 and "holidy.jpg cannot be read" in lost.stderr
     none = invoke("search", "index", "a photo of a green", "--threshold", 2)
     assert none.exit_code == 0 and "nothing above the threshold" in none.stdout
+
+
+def test_an_index_made_with_a_model_from_the_hub_is_searched(invoke, folder, tmp_path, monkeypatch):
+    from clipctl.interop.hub import Download
+
+    assert invoke("checkpoint", "export", "colours", "--to", "transformers", "-o", "clip").exit_code == 0
+    monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(tmp_path / "clip", "0123abcd"))
+    done = invoke("embed", "openai/clip-vit-base-patch32", folder, "-o", "index")
+    assert done.exit_code == 0, done.output
+    found = invoke("search", "index", "a photo of a red", "--top", 1)
+    assert found.exit_code == 0 and "/red/" in found.stdout, found.output
+    assert "/red/" in clipctl.open_index("index").search("a photo of a red", top=1)[0].path
 
 
 def test_an_index_is_verified(invoke, folder, tmp_path):
@@ -525,6 +591,23 @@ def test_a_folder_is_searched_with_one_command(invoke, folder, monkeypatch, tmp_
     (folder / "red" / "00.png").unlink()
     again = invoke("search", folder, "a photo of a red", "--model", "colours", "--top", 99, "--json")
     assert json.loads(again.stdout)["pictures"] == 35
+
+
+@pytest.mark.parametrize("kind", ["vectors", "pictures", "bad", "manifest"])
+@pytest.mark.parametrize("how", ["garbage", "gone", "zeros"])
+def test_a_damaged_index_of_a_folder_is_made_anew(search_folder, kind, how):
+    """It is only a cache."""
+    store = search_folder("a", at_s=1)
+    names, path = {**store.manifest.names, "manifest": "manifest.json"}, store.path
+    pictures = store.all_pictures()
+    del store
+    if how == "gone":
+        (path / names[kind]).unlink()
+    else:
+        size = (path / names[kind]).stat().st_size
+        (path / names[kind]).write_bytes((b"{?\n" if how == "garbage" else b"\0") * max(1, size))
+    again = search_folder("a", at_s=2)
+    assert again.all_pictures() == pictures and not embedding_store.problems_of(path)
 
 
 def kept(home):

@@ -144,12 +144,9 @@ class EmbeddingStore:
         return [self.picture(row) for row in range(len(self))]
 
     def bad(self) -> list[BadFile]:
-        lines = _Lines(self.path / self.manifest.bad_file)
-        found = []
-        for row in range(len(lines)):
-            values = json.loads(lines[row])
-            found.append(BadFile(PictureId(values["path"], values["size_bytes"], values["changed"]), values["reason"]))
-        return found
+        file = self.path / self.manifest.bad_file
+        lines = _Lines(file)
+        return [_parsed_bad(lines[row], file) for row in range(len(lines))]
 
 
 def is_store(path: Path) -> bool:
@@ -219,6 +216,14 @@ def _parsed(line: bytes, file: Path) -> PictureId:
         raise StoreError(f"{file} is damaged: {error}") from None
 
 
+def _parsed_bad(line: bytes, file: Path) -> BadFile:
+    picture = _parsed(line, file)
+    try:
+        return BadFile(picture, str(files.parse_json(line)["reason"]))
+    except KeyError:
+        raise StoreError(f"{file} is damaged: a picture has no reason") from None
+
+
 def _open_vectors(path: Path) -> NDArray[Any]:
     """Mapped, not read. Never unpickled. Copied on write, because torch wants writable memory."""
     files.open_plain(path).close()
@@ -249,6 +254,15 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
             yield
     except Timeout:
         raise DataError(f"{path} is being refreshed by another process", "wait until it has finished") from None
+
+
+def clear(path: Path, wait_s: float) -> None:
+    """Delete what an index consists of, damaged or not."""
+    with FileLock(path / LOCK, timeout=wait_s):
+        files.delete(path / PARTS)
+        for file in path.iterdir():
+            if file.name == MANIFEST or _is_own(file):
+                files.delete(file)
 
 
 def _is_own(file: Path) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from clipctl.config.layers import Layer, resolve
 from clipctl.data.catalog import open_held_out, read_data
 from clipctl.data.formats.rows import looks_like_picture
+from clipctl.errors import DataError
 from clipctl.inference import labels as naming
 from clipctl.inference.embedder import Embedder, Picture, Vectors, load
 from clipctl.inference.embedding_store import EmbeddingStore
@@ -18,6 +19,7 @@ from clipctl.inference.gallery import open_gallery
 from clipctl.inference.labels import Named
 from clipctl.inference.refresh import refresh
 from clipctl.inference.search import nearest, without
+from clipctl.interop import hub
 
 
 class Match(NamedTuple):
@@ -64,8 +66,27 @@ def index(model: Embedder | str | Path, places: str | Path | Sequence[str | Path
 def open_index(path: str | Path, model: Embedder | str | Path | None = None) -> PictureIndex:
     """An index as it is, with the model it was made with."""
     store = EmbeddingStore.open(Path(path))
-    embedder = model if isinstance(model, Embedder) else load(model or store.manifest.model.path)
+    embedder = model if isinstance(model, Embedder) else model_of(store, model)
     return PictureIndex(store, embedder)
+
+
+def model_of(
+    store: EmbeddingStore,
+    name: str | Path | None = None,
+    *,
+    runs_dir: str | Path | None = None,
+    device: str = "cpu",
+) -> Embedder:
+    """The model that an index was made with; `name`: what it is called now."""
+    known = store.manifest.model.path
+    if name is None and not Path(known).exists() and not hub.is_name(known):
+        raise DataError(
+            f"the model of this index is gone: {known}",
+            "if its run was renamed or moved, name it: --model RUN@STEP; else embed the pictures again",
+        )
+    embedder = load(name or known, runs_dir=runs_dir, device=device)
+    store.check_model(embedder.identity.name, embedder.identity.fingerprint)
+    return embedder
 
 
 def classify(
@@ -96,15 +117,19 @@ def evaluate(model: Embedder | str | Path, data: str | Path | None = None) -> Mo
 
 
 def embed_queries(model: Embedder, queries: Sequence[Picture]) -> Vectors:
-    """(Q, E). Text that ends like a picture file, without a space, names that file; any other text is words."""
+    """(Q, E). Text that names a file, or looks as if it did, is a picture; any other text is words."""
     if isinstance(queries, str):
         raise TypeError("several queries are needed: pass a list")
 
     vectors = []
     for query in queries:
-        looks_like_a_file = isinstance(query, str) and looks_like_picture(query) and " " not in query.strip()
-        if isinstance(query, str) and not looks_like_a_file:
+        if isinstance(query, str) and not _names_picture(query):
             vectors.append(model.embed_texts([query]))
         else:
             vectors.append(model.embed_images([query]))
     return np.concatenate(vectors)
+
+
+def _names_picture(query: str) -> bool:
+    """Whatever an existing file is called; of others, what cannot be a description: its name was mistyped."""
+    return os.path.isfile(query) or (looks_like_picture(query) and " " not in query.strip())

@@ -1,13 +1,16 @@
 """clipctl embed"""
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from clipctl import files
 from clipctl.cli import options, output, torchrun
 from clipctl.cli.views import units
-from clipctl.errors import ConfigError
+from clipctl.errors import ConfigError, ExitCode, Stopped, Terminated
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from clipctl.inference.embedder import Embedder
     from clipctl.inference.gallery import BadFile, Gallery
     from clipctl.progress import Tell
@@ -36,12 +39,14 @@ def embed(
         with torchrun.following():
             help_refresh(world, *opened(model, places, device, runs_dir, lambda words: None, world))
         return
-    with torchrun.leading(world), output.counting("embedding", "looking for pictures") as (tell, progress):
+    counting = output.counting("embedding", "looking for pictures")
+    with output.stops_said(), torchrun.leading(world), counting as (tell, progress):
         from clipctl.inference.refresh import refresh
 
         embedder, gallery = opened(model, places, device, runs_dir, tell, world)
         kind: Any = dtype
-        done = refresh(out, embedder, gallery, places, kind, progress, world=world)
+        with work_kept():
+            done = refresh(out, embedder, gallery, places, kind, progress, world=world)
     size_bytes = files.size_on_disk(out)
     if json:
         facts = {"index": str(out), "model": embedder.identity.name, "dimensions": embedder.dimensions}
@@ -54,6 +59,20 @@ def embed(
     answer = output.data()
     answer.print(output.plain(words), soft_wrap=True)
     answer.print(output.plain(f"\n  clipctl search {out} 'what to look for'"), soft_wrap=True)
+
+
+@contextmanager
+def work_kept() -> "Iterator[None]":
+    """While an index is refreshed, Ctrl-C and SIGTERM stop it without losing what was embedded."""
+    from clipctl.hardware.processes import interrupts_raised
+
+    try:
+        with interrupts_raised():
+            yield
+    except KeyboardInterrupt as stop:
+        code = ExitCode.TERMINATED if isinstance(stop, Terminated) else ExitCode.INTERRUPTED
+        words = "stopped; the pictures embedded so far are kept"
+        raise Stopped(words, "The same command continues from there", code) from None
 
 
 def opened(
