@@ -8,13 +8,12 @@ from typing import NamedTuple
 import numpy as np
 
 from clipctl.config.layers import Layer, resolve
-from clipctl.data.catalog import open_held_out, read_data
 from clipctl.data.formats.rows import looks_like_picture
 from clipctl.errors import DataError
 from clipctl.inference import labels as naming
+from clipctl.inference.comparison import Comparison, compare, prepare
 from clipctl.inference.embedder import Embedder, Picture, Vectors, load
 from clipctl.inference.embedding_store import EmbeddingStore
-from clipctl.inference.evaluation import ModelScores, embed_data, scores_of
 from clipctl.inference.gallery import open_gallery
 from clipctl.inference.labels import Named
 from clipctl.inference.refresh import refresh
@@ -106,14 +105,23 @@ def classify(
     return naming.classify(embedder, gallery, labels, templates, top)[0]
 
 
-def evaluate(model: Embedder | str | Path, data: str | Path | None = None) -> ModelScores:
-    """Recall of a model with intervals, on data or on what its run held out."""
-    embedder = model if isinstance(model, Embedder) else load(model)
-    if data is None:
-        source = read_data(embedder.config.data).val
-    else:
-        source = open_held_out(resolve([Layer("data", {"data.source": os.fspath(data)})]).data)
-    return scores_of(embedder, embed_data(embedder, source))
+def evaluate(
+    model: Embedder | str | Path,
+    data: str | Path | None = None,
+    *,
+    against: Sequence[Embedder | str | Path] = (),
+    classes: Sequence[str] | None = None,
+    templates: Sequence[str] = (),
+) -> Comparison:
+    """A model on data, or on what its run held out: recall with intervals, chance and a baseline without training, and
+    by how much it is better than others. `classes`: labels for zero-shot classification."""
+    if isinstance(against, str | Path) or isinstance(classes, str):
+        raise TypeError("against and classes take several: pass lists")
+    embedders = [one if isinstance(one, Embedder) else load(one) for one in (model, *against)]
+    config = None if data is None else resolve([Layer("data", {"data.source": os.fspath(data)})]).data
+    found = compare(prepare(embedders, config, classes, templates))
+    assert found is not None
+    return found
 
 
 def embed_queries(model: Embedder, queries: Sequence[Picture]) -> Vectors:
