@@ -855,6 +855,51 @@ def test_wrong_captions_come_first(swapped, tmp_path, monkeypatch):
     assert CliRunner().invoke(app, ["data", "suspects", str(run.path), "--folds", "1"]).exit_code == 2
 
 
+def test_the_csv_of_suspects_is_the_whole_data(invoke, tmp_path):
+    """Trained on, it gives the same split: pictures of the test split and above the limit are still there, unused."""
+    sides = dict.fromkeys(range(40), "")  # nothing said counts as train
+    sides |= dict.fromkeys(range(40, 52), "validation") | dict.fromkeys(range(52, 60), "test")
+    for number in sides:
+        draw(tmp_path / "walls" / f"{number:02d}.png", list(COLOURS)[number % 3], number)
+    (tmp_path / "walls" / "00.png").write_bytes(b"no picture")
+    rows = [
+        f"{number:02d}.png,a wall,{side}\n{number:02d}.png,wall {number},{side}\n" for number, side in sides.items()
+    ]
+    (tmp_path / "walls" / "captions.csv").write_text("filepath,caption,split\n" + "".join(rows))
+    values = {**MICRO, "data.source": "walls/captions.csv", "data.val_limit": 8, "data.max_bad": 0.5}
+    trained = clipctl.train("walls/captions.csv", values)
+    config = clipctl.load(trained.run).config.data
+    for folds in (0, 2):
+        done = invoke("data", "suspects", trained.run, "--folds", folds, "-o", "suspects.csv", "--runs-dir", "runs")
+        assert done.exit_code == 0, done.output
+        rows = list(csv.DictReader((tmp_path / "suspects.csv").open()))
+        assert len(rows) == 120 and sum(row["misfit"] == "" for row in rows) == 2 * (8 + 4 + 1)
+        before, after = (
+            read_data(replace(config, source=(place,), val_limit=limit))
+            for place, limit in (("walls/captions.csv", 12), ("suspects.csv", 12))
+        )
+        for side in ("train", "val"):
+            pairs = [
+                sorted((os.path.abspath(one.label(n)), sorted(one.captions(n))) for n in range(len(one)))
+                for one in (getattr(before, side), getattr(after, side))
+            ]
+            assert pairs[0] == pairs[1] and len(pairs[0]) == {"train": 40, "val": 12}[side]
+        assert "8 pictures in the data's own test split are not used" in after.notes
+
+
+def test_a_csv_cannot_name_pictures_in_shards(invoke, folder, tmp_path):
+    members = {}
+    for number, colour in enumerate(list(COLOURS) * 4):
+        members[f"{number:02d}.png"] = (folder / colour / f"{number:02d}.png").read_bytes()
+        members[f"{number:02d}.txt"] = f"a {colour} wall {number}".encode()
+    write_shard(tmp_path / "walls.tar", members)
+    trained = clipctl.train("walls.tar", {**MICRO, "data.source": "walls.tar", "data.val_fraction": 0.3})
+    refused = invoke("data", "suspects", trained.run, "-o", "suspects.csv", "--runs-dir", "runs")
+    assert refused.exit_code == 2 and "a CSV cannot name pictures in tar shards" in refused.stderr
+    assert not (tmp_path / "suspects.csv").exists()
+    assert invoke("data", "suspects", trained.run, "--runs-dir", "runs").exit_code == 0
+
+
 def test_pictures_on_both_sides_of_the_split_are_found(model, photos, tmp_path):
     from clipctl.inference.suspects import DUPLICATE, _duplicates
 

@@ -137,7 +137,7 @@ def suspects(
         from clipctl.runs.store import find_checkpoint
 
         checkpoint = find_checkpoint(runs_root(runs_dir), run, default="best")
-        found = find_suspects(checkpoint, folds, tell, progress)
+        found = find_suspects(checkpoint, folds, tell, progress, as_table=out is not None)
     if out:
         write_csv(found, out)
         output.prose().print(f"wrote {out}", markup=False)
