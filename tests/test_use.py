@@ -22,6 +22,7 @@ import clipctl
 from clipctl.cli.app import app
 from clipctl.config.layers import Layer, resolve
 from clipctl.data.catalog import class_names, open_held_out, read_data
+from clipctl.data.formats.rows import Hints
 from clipctl.data.held_out import Matches
 from clipctl.errors import ConfigError, DataError, StoreError
 from clipctl.hardware.shelf import Shelf
@@ -121,6 +122,31 @@ def test_pictures_without_captions_are_embedded_from_shards_and_tables(invoke, f
     assert "has no pictures: 1 row has no picture" in invoke("embed", "colours", "none.tar", "-o", "x").stderr
     refused = invoke("data", "inspect", "plain.tar")
     assert refused.exit_code == 2 and "has no captions" in refused.stderr  # training needs them
+
+
+def test_pictures_of_an_odd_table_are_embedded_and_found_again(invoke, folder, tmp_path):
+    """What was said about the table is kept in the index: a contact sheet opens the pictures in its shard again."""
+    blue = (folder / "blue/00.png").read_bytes()
+    write_shard(tmp_path / "shard.tar", {"a.png": blue})
+    (tmp_path / "odd.csv").write_text("kind;where\nx;red/00.png\nx;red/01.png\n")
+    flags = ("--image-column", "where", "--image-root", folder, "--separator", ";", "--caption-column", "kind")
+    assert invoke("embed", "colours", "odd.csv", "-o", "index").exit_code == 2
+    done = invoke("embed", "colours", "odd.csv", "-o", "index", *flags)
+    assert done.exit_code == 0 and "2 pictures in index" in done.stdout, done.output
+    hints = {"image_column": "where", "image_root": str(folder), "separator": ";", "caption_column": "kind"}
+    manifest = embedding_store.read_manifest(tmp_path / "index")
+    assert manifest.hints == hints
+    assert [p.path for p in open_gallery(manifest.places, hints=Hints(**hints)).pictures] == [
+        str(folder / "red/00.png"),
+        str(folder / "red/01.png"),
+    ]
+    named = invoke("classify", "colours", "odd.csv", "--labels", "red,blue", "--template", "a photo of a {}", *flags)
+    assert named.exit_code == 0 and named.stdout.count("red/0") == 2, named.output
+    done = invoke("embed", "colours", "odd.csv", "shard.tar", "-o", "both", *flags)
+    assert done.exit_code == 0, done.output
+    manifest = embedding_store.read_manifest(tmp_path / "both")
+    originals = Originals(manifest.places, Hints(**manifest.hints))
+    assert originals.content(str(tmp_path / "shard.tar" / "a.png")) == blue
 
 
 def test_pictures_in_other_formats_are_listed_and_not_passed_over(invoke, folder, tmp_path, without_heif):
@@ -777,6 +803,10 @@ def test_evaluation_from_python_says_what_the_command_says(invoke, run, photos):
         (("embed", "colours", "bad", "-o", "index"), 2, "none of the 1 pictures can be used"),
         (("embed", "nobody", "bad", "-o", "index"), 2, "nobody"),
         (("embed", "colours", "bad", "-o", "index", "--dtype", "int8"), 2, "float16 or float32"),
+        (("embed", "colours", "bad", "-o", "bad/x.png"), 2, "cannot be a directory: there is a file"),
+        (("embed", "colours", "bad", "-o", "bad/x.png/index"), 2, "cannot be a directory: there is a file"),
+        (("embed", "colours", "synthetic", "-o", "index"), 2, "built-in pictures, which are drawn while training"),
+        (("report", "colours", "-o", "empty"), 2, "empty is a directory"),
         (("search", "empty", "red"), 2, "is not an index"),
         (("search", "empty", " "), 2, "the query is empty"),
         (("search", "empty", "red", "--sheet", "x.doc"), 2, "unknown file type"),

@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +24,9 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from clipctl import files
+from clipctl.data.formats.rows import Hints
 from clipctl.errors import ClipctlError, DataError, StoreError
-from clipctl.inference.gallery import BadFile, PictureId
+from clipctl.inference.gallery import NO_HINTS, BadFile, PictureId
 
 SCHEMA = "clipctl.index/1"
 MANIFEST = "manifest.json"
@@ -57,6 +58,7 @@ class Manifest:
     dtype: str
     places: list[str]  # what was embedded, as it was named
     sums: dict[str, str] = field(default_factory=dict)  # sha256 by kind of file
+    hints: dict[str, str] = field(default_factory=dict)  # what the user specified about the pictures
 
     @property
     def vectors_file(self) -> str:
@@ -84,11 +86,13 @@ class Manifest:
             raise ValueError(f"not a document of schema {SCHEMA}")
         try:
             values = {key: document[key] for key in ("generation", "pictures", "dtype", "places", "sums")}
-            manifest = cls(model=ModelFacts(**document["model"]), **values)
+            hints = document.get("hints", {})  # not in the first indexes
+            manifest = cls(model=ModelFacts(**document["model"]), hints=Hints(**hints).of_pictures, **values)
             numbers = (manifest.generation, manifest.pictures, manifest.model.dimensions)
         except (KeyError, TypeError) as error:
             raise ValueError(f"incomplete: {error}") from None
-        texts = (*manifest.model[:3], manifest.dtype, *manifest.places, *manifest.sums.values(), *manifest.sums)
+        texts = [*manifest.model[:3], manifest.dtype, *manifest.places, *manifest.sums, *manifest.sums.values()]
+        texts += manifest.hints.values()
         if not all(type(number) is int and 0 <= number < 2**40 for number in numbers):
             raise ValueError("its numbers are invalid")
         if not all(isinstance(text, str) for text in texts) or manifest.dtype not in ("float16", "float32"):
@@ -246,7 +250,12 @@ class Known(NamedTuple):
 @contextmanager
 def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Only one process refreshes an index at a time. Only an index, or an empty or new directory, may become one."""
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise DataError(
+            f"{path} cannot be a directory: there is a file", "name a new directory for the index"
+        ) from None
     if not is_store(path) and any(not file.name.startswith(".") for file in path.iterdir() if not _is_own(file)):
         raise DataError(f"{path} is a directory with other files in it", "name a new directory for the index")
     try:
@@ -304,10 +313,11 @@ def write_state(
     places: Sequence[str],
     rows: Sequence[tuple[PictureId, Known]],
     bad: Sequence[BadFile],
+    hints: Hints = NO_HINTS,
 ) -> Manifest:
     """Write a new state, which replaces the one before."""
     generation = read_manifest(path).generation + 1 if is_store(path) else 1
-    manifest = Manifest(generation, model, len(rows), dtype, list(places))
+    manifest = Manifest(generation, model, len(rows), dtype, list(places), hints=hints.of_pictures)
     shape = (len(rows), model.dimensions)
     with files.replaced(path / manifest.vectors_file) as partial, partial.open("wb") as stream:
         descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
@@ -321,7 +331,7 @@ def write_state(
         lines = (json.dumps({**one.picture._asdict(), "reason": one.reason}) + "\n" for one in bad)
         partial.write_text("".join(lines), encoding="utf-8")
     sums = {kind: files.sha256_of(path / name) for kind, name in manifest.names.items()}
-    manifest = Manifest(generation, model, len(rows), dtype, list(places), sums)
+    manifest = replace(manifest, sums=sums)
     files.write_json(path / MANIFEST, manifest.to_dict())
     sweep(path, manifest)
     return manifest

@@ -12,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from clipctl.data.bad import USABLE_HINT
+from clipctl.data.formats.rows import Hints
 from clipctl.errors import DataError, StoreError
 from clipctl.inference import embedding_store as stores
 from clipctl.inference.embedder import Embedder, Vectors
 from clipctl.inference.embedding_store import DtypeName, EmbeddingStore, Known, ModelFacts
-from clipctl.inference.gallery import BadFile, Gallery, PictureId
+from clipctl.inference.gallery import NO_HINTS, BadFile, Gallery, PictureId
 from clipctl.inference.stream import Decode, embed_stream, square_of
 from clipctl.progress import Count
 from clipctl.training.distributed import World
@@ -49,6 +50,7 @@ def refresh(
     progress: Count = lambda done, total: None,
     wait_s: float = 0.0,
     world: World | None = None,
+    hints: Hints = NO_HINTS,
 ) -> Refreshed:
     """Make the index hold exactly the pictures of a gallery. If interrupted, it keeps what it has for the next time.
     `wait_s`: how long to wait for another process that refreshes it. `world`: processes that embed a part each; this is
@@ -57,11 +59,14 @@ def refresh(
         model = facts_of(embedder)
         known = stores.unfinished_work(path, model, dtype)
         before, known_bad, is_current = list[PictureId](), dict[PictureId, BadFile](), False
+        absolute = [os.path.abspath(place) for place in places]
         if stores.is_store(path):
             store = _opened_whole(path)
             store.check_model(model.name, model.fingerprint)
-            before, is_current = store.all_pictures(), store.manifest.dtype == dtype
-            known |= {one: Known(store.vectors, row) for row, one in enumerate(before)} if is_current else {}
+            before, manifest = store.all_pictures(), store.manifest
+            if manifest.dtype == dtype:
+                known |= {one: Known(store.vectors, row) for row, one in enumerate(before)}
+            is_current = (manifest.dtype, manifest.places, manifest.hints) == (dtype, absolute, hints.of_pictures)
             known_bad = {one.picture: one for one in store.bad() if one.reason.startswith(_LASTING)}
         wanted = [n for n, one in enumerate(gallery.pictures) if one not in known and one not in known_bad]
         if world is not None:
@@ -76,8 +81,7 @@ def refresh(
                 reasons = "; ".join(f"{one.picture.path}: {one.reason}" for one in bad[:3])
                 raise DataError(f"none of the {len(gallery.pictures):,} pictures can be used: {reasons}", USABLE_HINT)
             if wanted or not is_current or [one for one, _ in rows] != before:
-                absolute = [os.path.abspath(place) for place in places]
-                stores.write_state(path, model, dtype, absolute, rows, bad)
+                stores.write_state(path, model, dtype, absolute, rows, bad, hints)
         forgotten = {one.path for one in before} - {one.path for one, _ in rows}
         return Refreshed(len(rows), len(work.found), len(forgotten), bad)
 

@@ -27,6 +27,7 @@ from PIL import Image
 import clipctl
 from clipctl.data.bad import BadPictureError
 from clipctl.data.decoding import open_picture
+from clipctl.data.formats.rows import Hints
 from clipctl.inference.embedder import Embedder
 from clipctl.inference.embedding_store import EmbeddingStore
 from clipctl.inference.gallery import Originals
@@ -61,7 +62,7 @@ class Searcher:
 
     def __init__(self, store: EmbeddingStore, embedder: Embedder) -> None:
         self._store, self._embedder = store, embedder
-        self._originals = Originals(store.manifest.places)
+        self._originals = Originals(store.manifest.places, Hints(**store.manifest.hints))
         self._lock = threading.Lock()  # one search at a time: each uses all cores
         self._thumbnails: OrderedDict[int, bytes] = OrderedDict()
 

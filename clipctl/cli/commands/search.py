@@ -10,7 +10,7 @@ from clipctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from clipctl.inference.embedder import Embedder
-    from clipctl.inference.embedding_store import EmbeddingStore
+    from clipctl.inference.embedding_store import EmbeddingStore, Manifest
     from clipctl.progress import Count, Tell
 
 
@@ -49,7 +49,7 @@ def search(
         for rank, (row, score) in enumerate(zip(rows, scores, strict=True), start=1)
     ]
     if sheet:
-        write_results(results, store.manifest.places, sheet)
+        write_results(results, store.manifest, sheet)
         output.prose().print(f"wrote {sheet}", markup=False)
     if json:
         output.print_json("search", {"index": str(store.path), "pictures": len(store), "results": results})
@@ -94,14 +94,15 @@ def show_results(queries: list[str], results: list[dict[str, Any]], threshold: f
             answer.print(output.plain("no pictures" if threshold is None else "nothing above the threshold"))
 
 
-def write_results(results: list[dict[str, Any]], places: list[str], sheet: Path) -> None:
+def write_results(results: list[dict[str, Any]], manifest: "Manifest", sheet: Path) -> None:
     """A contact sheet, best matches first."""
     from functools import partial
 
+    from clipctl.data.formats.rows import Hints
     from clipctl.data.sheet import Cell, write_sheet
     from clipctl.inference.gallery import Originals
 
-    originals = Originals(places)
+    originals = Originals(manifest.places, Hints(**manifest.hints))
     cells = [
         Cell(partial(originals.square, one["path"]), f"{one['score']:.3f} {one['query']}", Path(one["path"]).name)
         for one in results
