@@ -165,5 +165,13 @@ class Originals:
             raise BadPictureError("missing")
         return gallery.content(numbers[path])
 
+    def unchanged(self, picture: PictureId) -> bytes:
+        """Only of a file that is still the one that was embedded: a link may have taken its place. Raises
+        BadPictureError."""
+        content = self.content(picture.path)
+        if os.path.isfile(picture.path) and file_facts(picture.path) != (picture.size_bytes, picture.changed):
+            raise BadPictureError("changed since it was embedded")
+        return content
+
     def square(self, path: str, size_px: int) -> Image.Image:
         return to_square(open_picture(self.content(path), size_px), size_px)

@@ -105,7 +105,7 @@ class Searcher:
         """Drawn anew as JPEG, with no side above `most_px`."""
         self._check(row)
         try:
-            picture = open_picture(self._originals.content(self._store.picture(row).path), most_px)
+            picture = open_picture(self._originals.unchanged(self._store.picture(row)), most_px)
         except BadPictureError as error:
             raise Refused(HTTPStatus.NOT_FOUND, str(error)) from None
         picture.thumbnail((most_px, most_px), Image.Resampling.BICUBIC)
