@@ -955,7 +955,9 @@ def test_the_lines_of_the_documentation_work(photos, tmp_path, monkeypatch, caps
     monkeypatch.setattr(clipctl, "train", lambda data, settings: real_train(data, {**MICRO, "data.source": data}))
     exec(compile(code, "docs/use.md", "exec"), {})
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 5 + 1 + 36 and "photos/" in lines[0] and 0 <= float(lines[5].split()[0]) <= 1
+    assert (tmp_path / "report.html").exists() and (tmp_path / "my-clip").is_dir()
+    assert len(list(csv.DictReader((tmp_path / "suspects.csv").open()))) == 36 and lines[6].startswith("a photo of a ")
+    assert len(lines) == 5 + 2 + 36 and "photos/" in lines[0] and 0 <= float(lines[5].split()[0]) <= 1
 
 
 def real_train(data, settings):

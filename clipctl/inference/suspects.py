@@ -20,15 +20,15 @@ from clipctl.data import tokenizers
 from clipctl.data.catalog import Data, read_data
 from clipctl.data.index.source import IndexedSource
 from clipctl.data.source import Source, mix
-from clipctl.errors import DataError, Stopped
+from clipctl.errors import ConfigError, DataError, Stopped
 from clipctl.hardware.profile import cache_dir
 from clipctl.inference.embedder import Embedder
 from clipctl.inference.evaluation import HELD_VALUES, EmbeddedData, embed_data
 from clipctl.model.weights import load_model
 from clipctl.progress import Count, Tell, silent
 from clipctl.runs.checkpoint import Checkpoint
-from clipctl.runs.rundir import RunDir
-from clipctl.runs.store import CheckpointStore
+from clipctl.runs.rundir import RunDir, runs_root
+from clipctl.runs.store import CheckpointStore, find_checkpoint
 from clipctl.training.journal import Nobody, Progress
 from clipctl.training.plan import make_plan
 from clipctl.training.session import Session, base_of
@@ -74,6 +74,27 @@ class Suspicion:
     unjudged: list[Unjudged] = field(default_factory=list)
 
 
+def suspects(
+    run: str | Path,
+    *,
+    folds: int = 0,
+    csv: str | Path | None = None,
+    runs_dir: str | Path | None = None,
+    tell: Tell = silent,
+    progress: Count = lambda done, total: None,
+) -> Suspicion:
+    """The pairs of a run's data, those first whose caption fits the picture least; and pictures on both sides of the
+    split. `folds`: judge each of so many folds by a model trained on the others. `csv`: a table to write, to edit and
+    train on."""
+    if csv is not None:
+        files.check_parent(Path(csv))
+    checkpoint = find_checkpoint(runs_root(runs_dir), str(run), default="best")
+    found = find_suspects(checkpoint, folds, tell, progress, as_table=csv is not None)
+    if csv is not None:
+        write_csv(found, Path(csv))
+    return found
+
+
 def find_suspects(
     checkpoint: Checkpoint,
     folds: int = 0,
@@ -83,6 +104,8 @@ def find_suspects(
     as_table: bool = False,
 ) -> Suspicion:
     """`as_table`: the pairs are to be written as a CSV to train on; raises before the work if they cannot be."""
+    if folds == 1:
+        raise ConfigError("--folds must be 2 or more: each fold is judged by a model trained on the others")
     embedder = Embedder.of(checkpoint)
     data = read_data(embedder.config.data, tell)
     if as_table:
