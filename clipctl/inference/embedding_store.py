@@ -254,10 +254,16 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise DataError(
-            f"{path} cannot be a directory: there is a file", "name a new directory for the index"
+            f"{path} cannot be created: a file is in the way", "name a new directory for the index"
         ) from None
     if not is_store(path) and any(not file.name.startswith(".") for file in path.iterdir() if not _is_own(file)):
         raise DataError(f"{path} is a directory with other files in it", "name a new directory for the index")
+    with _lock(path, wait_s):
+        yield
+
+
+@contextmanager
+def _lock(path: Path, wait_s: float) -> Iterator[None]:
     try:
         with FileLock(path / LOCK, timeout=wait_s):
             yield
@@ -267,7 +273,7 @@ def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
 
 def clear(path: Path, wait_s: float) -> None:
     """Delete what an index consists of, damaged or not."""
-    with FileLock(path / LOCK, timeout=wait_s):
+    with _lock(path, wait_s):
         files.delete(path / PARTS)
         for file in path.iterdir():
             if file.name == MANIFEST or _is_own(file):
