@@ -97,6 +97,10 @@ class DeviceError(ClipctlError):
     exit_code = ExitCode.DEVICE
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where it unwinds what is being done as Ctrl-C does."""
+
+
 class Stopped(ClipctlError):
     """The training was stopped by a signal, after saving everything. The user asked for it, so it is not shown as an
     error."""

@@ -37,7 +37,10 @@ def replaced(path: Path, *, durable: bool = True) -> Iterator[Path]:
 
 
 def check_parent(path: Path) -> None:
-    """Raise if a file cannot be written because its directory does not exist: to be said before the work begins."""
+    """Raise if a file cannot be written because its directory does not exist, or because it is one itself: to be said
+    before the work begins."""
+    if path.is_dir():
+        raise ConfigError(f"{path} is a directory", "name a file to write")
     if not path.absolute().parent.is_dir():
         problem = f"there is no directory {path.parent} to write {path.name} to"
         raise ConfigError(problem, f"create it first: mkdir -p {shlex.quote(str(path.parent))}")

@@ -110,7 +110,7 @@ def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp
         monkeypatch.setattr("clipctl.report.browse.Server.serve_forever", lambda server: None)
         monkeypatch.setattr("webbrowser.open", lambda address: True)
     if "suspects" in arguments:  # the run of this test has built-in pictures, which cannot be wrong
-        monkeypatch.setattr("clipctl.inference.suspects.find_suspects", lambda *_: Suspicion([], [], 3))
+        monkeypatch.setattr("clipctl.inference.suspects.find_suspects", lambda *_, **__: Suspicion([], [], 3))
     if "--measure" in arguments:
         monkeypatch.setattr("clipctl.bench.steps.measure_workload", lambda *_: None)
     done = CliRunner().invoke(app, [*arguments, *extra.get(arguments[0], [])])

@@ -1,5 +1,6 @@
 """A run as one HTML file, and single plots."""
 
+import base64
 import csv
 import json
 import math
@@ -8,6 +9,8 @@ import shutil
 import subprocess
 import time
 import xml.etree.ElementTree as ET
+import zlib
+from contextlib import suppress
 
 import pytest
 from PIL import Image
@@ -20,6 +23,7 @@ from clipctl.report import charts, history, page
 from clipctl.report.export import export_csv, valid_rows
 from clipctl.runs.rundir import RunDir
 from clipctl.training.plan import make_plan
+from tests.chromium import Chromium
 from tests.conftest import MICRO, train
 from tests.test_browse import CHROMIUM
 
@@ -158,6 +162,22 @@ def test_hovering_shows_values_in_a_browser(runs, tmp_path):
     )
     assert re.search(r'<div class="tip"[^>]*><div>step \d+</div><div class="c0">training: [\d.]+', done.stdout)
     assert "CONSOLE" not in done.stderr, done.stderr[-2000:]
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
+def test_the_bars_of_a_report_are_printed(runs, tmp_path):
+    """Browsers leave out backgrounds unless the page asks for them; the bars are backgrounds."""
+    written(runs, tmp_path, "a1f3", "--no-pictures")
+    with Chromium(CHROMIUM, tmp_path / "profile") as browser:
+        browser.open((tmp_path / "r.html").as_uri())
+        browser.wait_for("document.readyState === 'complete' && !!document.querySelector('.bar .c3')")
+        document = base64.b64decode(browser.call("Page.printToPDF")["data"])
+    drawn = b""
+    for stream in re.findall(rb"stream\r?\n(.*?)endstream", document, re.DOTALL):
+        with suppress(zlib.error):  # fonts
+            drawn += zlib.decompress(stream)
+    purple = " ".join(f"{value / 255:.4f}".strip("0") for value in (0x8A, 0x4B, 0xC0))
+    assert f"{purple} rg".encode() in drawn  # text is printed darker, so that this is a bar
 
 
 # --- for other tools ---------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from clipctl.cli.commands import (
 )
 from clipctl.cli.output import print_problem, prose
 from clipctl.cli.startup import LightCommand, LightGroup, SpreadCommand
-from clipctl.errors import ClipctlError, ExitCode
+from clipctl.errors import ClipctlError, ExitCode, Terminated
 
 
 class Commands(LightGroup):
@@ -43,6 +43,9 @@ class Commands(LightGroup):
             for problem in error.problems:
                 print_problem(str(problem), problem.hint)
             raise typer.Exit(error.exit_code) from None
+        except Terminated:
+            print_problem("terminated", None)
+            raise typer.Exit(ExitCode.TERMINATED) from None
         except KeyboardInterrupt:
             print_problem("interrupted", None)
             raise typer.Exit(ExitCode.INTERRUPTED) from None

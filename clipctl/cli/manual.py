@@ -32,6 +32,7 @@ FIRST_OPTIONS: dict[str, set[str]] = {
         "--sheet",
         "--json",
     },
+    "classify": {"--labels", "--labels-file", "--template", "--top", "--image-column", "--device", "--csv", "--json"},
 }
 
 # By the words that call a command: what it does, and the line to type.

@@ -310,7 +310,7 @@ Folds = Annotated[
     int,
     typer.Option("--folds", metavar="N", min=0, max=20, help="Judge each of N folds by a model trained on the others."),
 ]
-SuspectsOut = Annotated[Path | None, _option("-o", "Write all pairs as CSV, to edit.", None, "FILE")]
+SuspectsOut = Annotated[Path | None, _option("-o", "Write all pairs as CSV, to edit and train on.", None, "FILE")]
 RunsToReport = Annotated[list[str], _argument("RUN", "Names of runs, or the beginning or end of them.")]
 ReportOut = Annotated[Path | None, _option("-o", "File to write; default: report.html.", None, "FILE")]
 RunToExport = Annotated[str, _argument("RUN", "Name of the run, or the beginning or end of it.")]

@@ -4,6 +4,7 @@ A model that does not find more than this has learnt nothing useful, however low
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,19 +19,26 @@ BLOCK = 500  # held-out pictures compared at a time
 MOST_PICTURES = 20_000  # training pictures compared with, evenly spaced if there are more
 
 
+class Baseline(NamedTuple):
+    recall: float | None  # share of the held-out pictures that get one of their captions
+    why: str = ""  # there is none
+
+
 def nearest_pixels_recall(
     matches: Matches,
     asked: NDArray[np.float32],
     source: Source,
     pixels_of: Callable[[int], Pixels | None],
     most: int = MOST_PICTURES,
-) -> float | None:
-    """Share of the held-out pictures that get one of their captions; None if none of those occurs in `source`. `asked`
-    are their thumbnails, `pixels_of` gives a training picture, or None if it cannot be used."""
+) -> Baseline:
+    """`asked` are thumbnails of the held-out pictures, `pixels_of` gives a training picture, or None if it cannot be
+    used."""
     count = min(most, len(source))
     chosen = [number * len(source) // count for number in range(count)]
+    if not chosen:
+        return Baseline(None, "all training pictures are among these pictures")
     if not any(matches.is_known(caption) for index in chosen for caption in source.captions(index)):
-        return None
+        return Baseline(None, "none of these captions occurs in the training data")
     indices, thumbnails = [], []
     for index in chosen:
         pixels = pixels_of(index)
@@ -38,14 +46,14 @@ def nearest_pixels_recall(
             indices.append(index)
             thumbnails.append(thumbnail(pixels))
     if not indices:
-        return None
+        return Baseline(None, "none of the training pictures can be used")
     known = np.stack(thumbnails)
     right = 0
     for start in range(0, len(asked), BLOCK):
         nearest = (asked[start : start + BLOCK] @ known.T).argmax(axis=1)
         for picture, index in enumerate(nearest, start):
             right += any(matches.is_right(picture, caption) for caption in source.captions(indices[index]))
-    return right / len(asked)
+    return Baseline(right / len(asked))
 
 
 def thumbnail(pixels: Pixels) -> NDArray[np.float32]:

@@ -183,6 +183,13 @@ def leakage_of(train: Source, val: Source) -> Leakage:
     return find_leakage(train, val)
 
 
+def without_shared(train: Source, val: Source) -> Source:
+    """The training pictures that are not held out as well."""
+    if not isinstance(train, IndexedSource) or not isinstance(val, IndexedSource):
+        return train
+    return train.without(np.flatnonzero(np.isin(train.picture_keys, val.picture_keys)))
+
+
 def leakage_notes(leakage: Leakage, *, of_classes: bool = False) -> list[str]:
     """What to warn about; classes have the same captions on both sides, as they should."""
     notes = []

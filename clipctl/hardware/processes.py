@@ -8,7 +8,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import resource_tracker
-from typing import Any, ParamSpec, TypeVar
+from types import FrameType
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+from clipctl.errors import Terminated
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,12 +57,19 @@ class Helpers(ProcessPoolExecutor):
 
 @contextmanager
 def interrupts_raised() -> Iterator[None]:
-    """Let SIGINT unwind the block instead of ending the program on the spot, so that helpers are shut down cleanly."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    """Let Ctrl-C and SIGTERM unwind the block instead of ending the program on the spot, so that helpers are shut down
+    cleanly and work is kept."""
+    handlers = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: _raise_terminated}
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _raise_terminated(number: int, frame: FrameType | None) -> NoReturn:
+    raise Terminated
 
 
 @contextmanager

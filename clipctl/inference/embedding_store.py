@@ -15,7 +15,7 @@ import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +24,9 @@ from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 
 from clipctl import files
+from clipctl.data.formats.rows import Hints
 from clipctl.errors import ClipctlError, DataError, StoreError
-from clipctl.inference.gallery import BadFile, PictureId
+from clipctl.inference.gallery import NO_HINTS, BadFile, PictureId
 
 SCHEMA = "clipctl.index/1"
 MANIFEST = "manifest.json"
@@ -57,6 +58,7 @@ class Manifest:
     dtype: str
     places: list[str]  # what was embedded, as it was named
     sums: dict[str, str] = field(default_factory=dict)  # sha256 by kind of file
+    hints: dict[str, str] = field(default_factory=dict)  # what the user specified about the pictures
 
     @property
     def vectors_file(self) -> str:
@@ -84,11 +86,13 @@ class Manifest:
             raise ValueError(f"not a document of schema {SCHEMA}")
         try:
             values = {key: document[key] for key in ("generation", "pictures", "dtype", "places", "sums")}
-            manifest = cls(model=ModelFacts(**document["model"]), **values)
+            hints = document.get("hints", {})  # not in the first indexes
+            manifest = cls(model=ModelFacts(**document["model"]), hints=Hints(**hints).of_pictures, **values)
             numbers = (manifest.generation, manifest.pictures, manifest.model.dimensions)
         except (KeyError, TypeError) as error:
             raise ValueError(f"incomplete: {error}") from None
-        texts = (*manifest.model[:3], manifest.dtype, *manifest.places, *manifest.sums.values(), *manifest.sums)
+        texts = [*manifest.model[:3], manifest.dtype, *manifest.places, *manifest.sums, *manifest.sums.values()]
+        texts += manifest.hints.values()
         if not all(type(number) is int and 0 <= number < 2**40 for number in numbers):
             raise ValueError("its numbers are invalid")
         if not all(isinstance(text, str) for text in texts) or manifest.dtype not in ("float16", "float32"):
@@ -144,12 +148,9 @@ class EmbeddingStore:
         return [self.picture(row) for row in range(len(self))]
 
     def bad(self) -> list[BadFile]:
-        lines = _Lines(self.path / self.manifest.bad_file)
-        found = []
-        for row in range(len(lines)):
-            values = json.loads(lines[row])
-            found.append(BadFile(PictureId(values["path"], values["size_bytes"], values["changed"]), values["reason"]))
-        return found
+        file = self.path / self.manifest.bad_file
+        lines = _Lines(file)
+        return [_parsed_bad(lines[row], file) for row in range(len(lines))]
 
 
 def is_store(path: Path) -> bool:
@@ -219,6 +220,14 @@ def _parsed(line: bytes, file: Path) -> PictureId:
         raise StoreError(f"{file} is damaged: {error}") from None
 
 
+def _parsed_bad(line: bytes, file: Path) -> BadFile:
+    picture = _parsed(line, file)
+    try:
+        return BadFile(picture, str(files.parse_json(line)["reason"]))
+    except KeyError:
+        raise StoreError(f"{file} is damaged: a picture has no reason") from None
+
+
 def _open_vectors(path: Path) -> NDArray[Any]:
     """Mapped, not read. Never unpickled. Copied on write, because torch wants writable memory."""
     files.open_plain(path).close()
@@ -241,14 +250,34 @@ class Known(NamedTuple):
 @contextmanager
 def locked(path: Path, wait_s: float = 0.0) -> Iterator[None]:
     """Only one process refreshes an index at a time. Only an index, or an empty or new directory, may become one."""
-    path.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except (FileExistsError, NotADirectoryError):
+        raise DataError(
+            f"{path} cannot be created: a file is in the way", "name a new directory for the index"
+        ) from None
     if not is_store(path) and any(not file.name.startswith(".") for file in path.iterdir() if not _is_own(file)):
         raise DataError(f"{path} is a directory with other files in it", "name a new directory for the index")
+    with _lock(path, wait_s):
+        yield
+
+
+@contextmanager
+def _lock(path: Path, wait_s: float) -> Iterator[None]:
     try:
         with FileLock(path / LOCK, timeout=wait_s):
             yield
     except Timeout:
         raise DataError(f"{path} is being refreshed by another process", "wait until it has finished") from None
+
+
+def clear(path: Path, wait_s: float) -> None:
+    """Delete what an index consists of, damaged or not."""
+    with _lock(path, wait_s):
+        files.delete(path / PARTS)
+        for file in path.iterdir():
+            if file.name == MANIFEST or _is_own(file):
+                files.delete(file)
 
 
 def _is_own(file: Path) -> bool:
@@ -290,10 +319,11 @@ def write_state(
     places: Sequence[str],
     rows: Sequence[tuple[PictureId, Known]],
     bad: Sequence[BadFile],
+    hints: Hints = NO_HINTS,
 ) -> Manifest:
     """Write a new state, which replaces the one before."""
     generation = read_manifest(path).generation + 1 if is_store(path) else 1
-    manifest = Manifest(generation, model, len(rows), dtype, list(places))
+    manifest = Manifest(generation, model, len(rows), dtype, list(places), hints=hints.of_pictures)
     shape = (len(rows), model.dimensions)
     with files.replaced(path / manifest.vectors_file) as partial, partial.open("wb") as stream:
         descr = np.lib.format.dtype_to_descr(np.dtype(dtype))
@@ -307,7 +337,7 @@ def write_state(
         lines = (json.dumps({**one.picture._asdict(), "reason": one.reason}) + "\n" for one in bad)
         partial.write_text("".join(lines), encoding="utf-8")
     sums = {kind: files.sha256_of(path / name) for kind, name in manifest.names.items()}
-    manifest = Manifest(generation, model, len(rows), dtype, list(places), sums)
+    manifest = replace(manifest, sums=sums)
     files.write_json(path / MANIFEST, manifest.to_dict())
     sweep(path, manifest)
     return manifest

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from clipctl.data.bad import USABLE_HINT, BadPicture, BadPictureError, bad_counts
-from clipctl.data.baseline import SIDE_PX, nearest_pixels_recall, thumbnail
+from clipctl.data.baseline import SIDE_PX, Baseline, nearest_pixels_recall, thumbnail
 from clipctl.data.decoding import Pixels
 from clipctl.data.held_out import Matches
 from clipctl.data.source import Source
@@ -180,10 +180,8 @@ def difficulty(data: EmbeddedData) -> list[float | None]:
     return accuracy_by_band(torch.from_numpy(data.image), first, queries, bands)
 
 
-def baseline(data: EmbeddedData, trained_on: Source | None) -> float | None:
-    """What the nearest training picture by pixels finds; None without shared captions or training pictures."""
-    if trained_on is None or trained_on.is_drawn:
-        return None
+def baseline(data: EmbeddedData, trained_on: Source) -> Baseline:
+    """What the nearest training picture by pixels finds."""
 
     def pixels(index: int) -> Pixels | None:
         try:
@@ -307,6 +305,7 @@ class ModelScores:
     modality_gap: float
     calibration: Calibration
     zero_shot: ZeroShot | None = None
+    trained_on: int | None = None  # how many of these pictures are in its training data; None: unknown
 
     @property
     def score(self) -> float:
@@ -318,6 +317,7 @@ class ModelScores:
         found: dict[str, Any] = {"model": self.name, "score": self.score, **self.recalls}
         found["intervals"] = {key: list(bounds) for key, bounds in self.intervals.items()}
         found |= {"accuracy_easy": easy, "accuracy_medium": medium, "accuracy_hard": hard}
+        found["trained_on"] = self.trained_on
         found |= {"modality_gap": self.modality_gap, "calibration": self.calibration._asdict()}
         if self.zero_shot is not None:
             found |= {"zero_shot_top1": self.zero_shot.top1, "zero_shot_top5": self.zero_shot.top5}
@@ -325,7 +325,9 @@ class ModelScores:
         return found
 
 
-def scores_of(embedder: Embedder, data: EmbeddedData, naming: ZeroShot | None = None) -> ModelScores:
+def scores_of(
+    embedder: Embedder, data: EmbeddedData, naming: ZeroShot | None = None, trained_on: int | None = None
+) -> ModelScores:
     ranks = rank(data)
     resamples = ranks.resampled()
     return ModelScores(
@@ -337,6 +339,7 @@ def scores_of(embedder: Embedder, data: EmbeddedData, naming: ZeroShot | None = 
         modality_gap=modality_gap(data),
         calibration=calibration(data, embedder.scale),
         zero_shot=naming,
+        trained_on=trained_on,
     )
 
 

@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 from PIL import Image
 
+from clipctl.config.sections import is_synthetic
 from clipctl.data.bad import BadPictureError
 from clipctl.data.decoding import FILE_LIMIT_BYTES, open_picture, to_square
 from clipctl.data.formats.folders import walk
@@ -19,6 +20,8 @@ from clipctl.data.index.source import IndexedSource, read_patiently
 from clipctl.data.index.store import open_index
 from clipctl.errors import DataError
 from clipctl.progress import Tell, silent
+
+NO_HINTS = Hints()
 
 
 class PictureId(NamedTuple):
@@ -91,16 +94,16 @@ class Joined:
         return part.content(inside)
 
 
-def open_gallery(places: Sequence[str], tell: Tell = silent) -> Gallery:
+def open_gallery(places: Sequence[str], tell: Tell = silent, hints: Hints = NO_HINTS) -> Gallery:
     """Every picture at these places. A folder is searched with all folders below it."""
-    parts = [_open(place, tell) for place in places]
+    parts = [_open(place, tell, hints) for place in places]
     gallery: Gallery = parts[0] if len(parts) == 1 else Joined(parts)
     if not gallery.pictures:
         raise DataError(f"there are no pictures in {', '.join(places)}", "pass the folder that holds them")
     return gallery
 
 
-def _folder(place: str, tell: Tell) -> Gallery:
+def _folder(place: str, tell: Tell, hints: Hints) -> Gallery:
     root, pictures, has_shards = os.path.abspath(place), list[PictureId](), False
     for folder in walk(Path(place)):
         for file in folder.files:
@@ -109,39 +112,44 @@ def _folder(place: str, tell: Tell) -> Gallery:
                 pictures.append(PictureId(path, file.size_bytes, file.mtime_ns))
             has_shards = has_shards or file.name.endswith(".tar")
     if has_shards and not any(is_picture(one.path) for one in pictures):
-        return _indexed(place, tell)
+        return _indexed(place, tell, hints)
     return Files(pictures)
 
 
-def _open(place: str, tell: Tell) -> Gallery:
+def _open(place: str, tell: Tell, hints: Hints) -> Gallery:
+    if is_synthetic(place) and not os.path.exists(place):
+        raise DataError(
+            f"{place} names built-in pictures, which are drawn while training and have no files",
+            "pass a folder of pictures",
+        )
     check_place(place)
     path = Path(place)
     if path.is_dir():
         tell(f"looking for pictures in {place}")
-        return _folder(place, tell)
+        return _folder(place, tell, hints)
     if looks_like_picture(place):
         return Files([PictureId(os.path.abspath(place), *file_facts(place))])
-    return _indexed(place, tell)
+    return _indexed(place, tell, hints)
 
 
-def _indexed(place: str, tell: Tell) -> Gallery:
+def _indexed(place: str, tell: Tell, hints: Hints) -> Gallery:
     """Every picture of a dataset, with or without a caption."""
-    index = open_index(os.path.abspath(place), Hints(), tell, needs_captions=False)
+    index = open_index(os.path.abspath(place), hints, tell, needs_captions=False)
     return Indexed(IndexedSource.whole([index], place))
 
 
 class Originals:
     """The pictures of an index, opened again by their paths."""
 
-    def __init__(self, places: Sequence[str]) -> None:
-        self._places, self._lock = places, threading.Lock()
+    def __init__(self, places: Sequence[str], hints: Hints = NO_HINTS) -> None:
+        self._places, self._hints, self._lock = places, hints, threading.Lock()
         self._found: tuple[Gallery, dict[str, int]] | None = None
 
     def _members(self) -> tuple[Gallery, dict[str, int]]:
         """Where pictures that are not files of their own lie in shards. Looked up once for all."""
         with self._lock:
             if self._found is None:
-                gallery = open_gallery(self._places)
+                gallery = open_gallery(self._places, hints=self._hints)
                 self._found = gallery, {picture.path: number for number, picture in enumerate(gallery.pictures)}
             return self._found
 
@@ -156,6 +164,14 @@ class Originals:
         if path not in numbers:
             raise BadPictureError("missing")
         return gallery.content(numbers[path])
+
+    def unchanged(self, picture: PictureId) -> bytes:
+        """Only of a file that is still the one that was embedded: a link may have taken its place. Raises
+        BadPictureError."""
+        content = self.content(picture.path)
+        if os.path.isfile(picture.path) and file_facts(picture.path) != (picture.size_bytes, picture.changed):
+            raise BadPictureError("changed since it was embedded")
+        return content
 
     def square(self, path: str, size_px: int) -> Image.Image:
         return to_square(open_picture(self.content(path), size_px), size_px)

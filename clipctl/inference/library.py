@@ -8,16 +8,17 @@ from typing import NamedTuple
 import numpy as np
 
 from clipctl.config.layers import Layer, resolve
-from clipctl.data.catalog import open_held_out, read_data
 from clipctl.data.formats.rows import looks_like_picture
+from clipctl.errors import DataError
 from clipctl.inference import labels as naming
+from clipctl.inference.comparison import Comparison, compare, prepare
 from clipctl.inference.embedder import Embedder, Picture, Vectors, load
 from clipctl.inference.embedding_store import EmbeddingStore
-from clipctl.inference.evaluation import ModelScores, embed_data, scores_of
 from clipctl.inference.gallery import open_gallery
 from clipctl.inference.labels import Named
 from clipctl.inference.refresh import refresh
 from clipctl.inference.search import nearest, without
+from clipctl.interop import hub
 
 
 class Match(NamedTuple):
@@ -64,8 +65,27 @@ def index(model: Embedder | str | Path, places: str | Path | Sequence[str | Path
 def open_index(path: str | Path, model: Embedder | str | Path | None = None) -> PictureIndex:
     """An index as it is, with the model it was made with."""
     store = EmbeddingStore.open(Path(path))
-    embedder = model if isinstance(model, Embedder) else load(model or store.manifest.model.path)
+    embedder = model if isinstance(model, Embedder) else model_of(store, model)
     return PictureIndex(store, embedder)
+
+
+def model_of(
+    store: EmbeddingStore,
+    name: str | Path | None = None,
+    *,
+    runs_dir: str | Path | None = None,
+    device: str = "cpu",
+) -> Embedder:
+    """The model that an index was made with; `name`: what it is called now."""
+    known = store.manifest.model.path
+    if name is None and not Path(known).exists() and not hub.is_name(known):
+        raise DataError(
+            f"the model of this index is gone: {known}",
+            "if its run was renamed or moved, name it: --model RUN@STEP; else embed the pictures again",
+        )
+    embedder = load(name or known, runs_dir=runs_dir, device=device)
+    store.check_model(embedder.identity.name, embedder.identity.fingerprint)
+    return embedder
 
 
 def classify(
@@ -85,26 +105,39 @@ def classify(
     return naming.classify(embedder, gallery, labels, templates, top)[0]
 
 
-def evaluate(model: Embedder | str | Path, data: str | Path | None = None) -> ModelScores:
-    """Recall of a model with intervals, on data or on what its run held out."""
-    embedder = model if isinstance(model, Embedder) else load(model)
-    if data is None:
-        source = read_data(embedder.config.data).val
-    else:
-        source = open_held_out(resolve([Layer("data", {"data.source": os.fspath(data)})]).data)
-    return scores_of(embedder, embed_data(embedder, source))
+def evaluate(
+    model: Embedder | str | Path,
+    data: str | Path | None = None,
+    *,
+    against: Sequence[Embedder | str | Path] = (),
+    classes: Sequence[str] | None = None,
+    templates: Sequence[str] = (),
+) -> Comparison:
+    """A model on data, or on what its run held out: recall with intervals, chance and a baseline without training, and
+    by how much it is better than others. `classes`: labels for zero-shot classification."""
+    if isinstance(against, str | Path) or isinstance(classes, str):
+        raise TypeError("against and classes take several: pass lists")
+    embedders = [one if isinstance(one, Embedder) else load(one) for one in (model, *against)]
+    config = None if data is None else resolve([Layer("data", {"data.source": os.fspath(data)})]).data
+    found = compare(prepare(embedders, config, classes, templates))
+    assert found is not None
+    return found
 
 
 def embed_queries(model: Embedder, queries: Sequence[Picture]) -> Vectors:
-    """(Q, E). Text that ends like a picture file, without a space, names that file; any other text is words."""
+    """(Q, E). Text that names a file, or looks as if it did, is a picture; any other text is words."""
     if isinstance(queries, str):
         raise TypeError("several queries are needed: pass a list")
 
     vectors = []
     for query in queries:
-        looks_like_a_file = isinstance(query, str) and looks_like_picture(query) and " " not in query.strip()
-        if isinstance(query, str) and not looks_like_a_file:
+        if isinstance(query, str) and not _names_picture(query):
             vectors.append(model.embed_texts([query]))
         else:
             vectors.append(model.embed_images([query]))
     return np.concatenate(vectors)
+
+
+def _names_picture(query: str) -> bool:
+    """Whatever an existing file is called; of others, what cannot be a description: its name was mistyped."""
+    return os.path.isfile(query) or (looks_like_picture(query) and " " not in query.strip())

@@ -6,12 +6,13 @@ import hashlib
 import os
 
 from clipctl import files
+from clipctl.errors import StoreError
 from clipctl.hardware.disk import free_bytes
 from clipctl.hardware.shelf import Shelf
 from clipctl.inference.embedder import Embedder
-from clipctl.inference.embedding_store import EmbeddingStore
+from clipctl.inference.embedding_store import MANIFEST, EmbeddingStore, clear, is_store
 from clipctl.inference.gallery import BadFile, open_gallery
-from clipctl.inference.refresh import refresh
+from clipctl.inference.refresh import Refreshed, refresh
 from clipctl.progress import Count, Tell, silent
 
 WAIT_S = 600.0  # two searches of one folder at the same time: the second waits
@@ -28,7 +29,17 @@ def private_index(
     name = f"{os.path.abspath(place)}\0{embedder.identity.fingerprint}"
     key = hashlib.sha256(name.encode(errors="replace")).hexdigest()[:24]
     path, use = shelf.home / key, shelf.use(key)
-    done = refresh(path, embedder, gallery, [place], progress=progress, wait_s=WAIT_S)
+
+    def refreshed() -> Refreshed:
+        return refresh(path, embedder, gallery, [place], progress=progress, wait_s=WAIT_S)
+
+    if (path / MANIFEST).exists() and not is_store(path):
+        clear(path, WAIT_S)
+    try:
+        done = refreshed()
+    except StoreError:  # damaged; the pictures are still there
+        clear(path, WAIT_S)
+        done = refreshed()
     if done.embedded:
         sweep(shelf)
     return EmbeddingStore.open(path, guard=use), done.bad

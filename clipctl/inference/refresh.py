@@ -1,8 +1,10 @@
 """Brings an index of embeddings up to date: embeds what is new or changed, forgets what is gone."""
 
 import os
+import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -10,11 +12,12 @@ from pathlib import Path
 import numpy as np
 
 from clipctl.data.bad import USABLE_HINT
-from clipctl.errors import DataError
+from clipctl.data.formats.rows import Hints
+from clipctl.errors import DataError, StoreError
 from clipctl.inference import embedding_store as stores
 from clipctl.inference.embedder import Embedder, Vectors
 from clipctl.inference.embedding_store import DtypeName, EmbeddingStore, Known, ModelFacts
-from clipctl.inference.gallery import BadFile, Gallery, PictureId
+from clipctl.inference.gallery import NO_HINTS, BadFile, Gallery, PictureId
 from clipctl.inference.stream import Decode, embed_stream, square_of
 from clipctl.progress import Count
 from clipctl.training.distributed import World, raised_in_all
@@ -47,6 +50,7 @@ def refresh(
     progress: Count = lambda done, total: None,
     wait_s: float = 0.0,
     world: World | None = None,
+    hints: Hints = NO_HINTS,
 ) -> Refreshed:
     """Make the index hold exactly the pictures of a gallery. If interrupted, it keeps what it has for the next time.
     `wait_s`: how long to wait for another process that refreshes it. `world`: processes that embed a part each; this is
@@ -55,28 +59,41 @@ def refresh(
         model = facts_of(embedder)
         known = stores.unfinished_work(path, model, dtype)
         before, known_bad, is_current = list[PictureId](), dict[PictureId, BadFile](), False
+        absolute = [os.path.abspath(place) for place in places]
         if stores.is_store(path):
-            store = EmbeddingStore.open(path)
+            store = _opened_whole(path)
             store.check_model(model.name, model.fingerprint)
-            before, is_current = store.all_pictures(), store.manifest.dtype == dtype
-            known |= {one: Known(store.vectors, row) for row, one in enumerate(before)} if is_current else {}
+            before, manifest = store.all_pictures(), store.manifest
+            if manifest.dtype == dtype:
+                known |= {one: Known(store.vectors, row) for row, one in enumerate(before)}
+            is_current = (manifest.dtype, manifest.places, manifest.hints) == (dtype, absolute, hints.of_pictures)
             known_bad = {one.picture: one for one in store.bad() if one.reason.startswith(_LASTING)}
         wanted = [n for n, one in enumerate(gallery.pictures) if one not in known and one not in known_bad]
         if world is not None:
             world.from_first(wanted)
         work = _Work(path, model, dtype, gallery, world)
         bad = [known_bad[one] for one in gallery.pictures if one in known_bad]
-        bad += work.embed(embedder, wanted, progress)
-        known |= work.found
-        rows = [(one, known[one]) for one in gallery.pictures if one in known]
-        if not rows:
-            reasons = "; ".join(f"{one.picture.path}: {one.reason}" for one in bad[:3])
-            raise DataError(f"none of the {len(gallery.pictures):,} pictures can be used: {reasons}", USABLE_HINT)
-        if wanted or not is_current or [one for one, _ in rows] != before:
-            absolute = [os.path.abspath(place) for place in places]
-            stores.write_state(path, model, dtype, absolute, rows, bad)
+        with work.kept():
+            bad += work.embed(embedder, wanted, progress)
+            known |= work.found
+            rows = [(one, known[one]) for one in gallery.pictures if one in known]
+            if not rows:
+                reasons = "; ".join(f"{one.picture.path}: {one.reason}" for one in bad[:3])
+                raise DataError(f"none of the {len(gallery.pictures):,} pictures can be used: {reasons}", USABLE_HINT)
+            if wanted or not is_current or [one for one, _ in rows] != before:
+                stores.write_state(path, model, dtype, absolute, rows, bad, hints)
         forgotten = {one.path for one in before} - {one.path for one, _ in rows}
         return Refreshed(len(rows), len(work.found), len(forgotten), bad)
+
+
+def _opened_whole(path: Path) -> EmbeddingStore:
+    """The state before. Damage would be copied into the next one, which would then vouch for it."""
+    if problems := stores.problems_of(path):
+        raise StoreError(
+            f"{path} is damaged: {problems[0]}",
+            f"delete it, and embed the pictures again: rm -r {shlex.quote(str(path))}",
+        )
+    return EmbeddingStore.open(path)
 
 
 def check_same(world: World, gallery: Gallery) -> None:
@@ -113,16 +130,21 @@ class _Work:
     def embed(self, embedder: Embedder, wanted: Sequence[int], progress: Count) -> list[BadFile]:
         bad: list[BadFile] = []
         done, decode = 0, _decoder(self._gallery, embedder)
+        for batch in embed_stream(embedder, decode, wanted, world=self._world):
+            self._keep([self._gallery.pictures[number] for number in batch.numbers], batch.vectors)
+            bad += [BadFile(self._gallery.pictures[one.picture], one.reason) for one in batch.bad]
+            done += len(batch.numbers) + len(batch.bad)
+            progress(done, len(wanted))
+        return bad
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever ends the block early, Ctrl-C too, what was embedded is not lost."""
         try:
-            for batch in embed_stream(embedder, decode, wanted, world=self._world):
-                self._keep([self._gallery.pictures[number] for number in batch.numbers], batch.vectors)
-                bad += [BadFile(self._gallery.pictures[one.picture], one.reason) for one in batch.bad]
-                done += len(batch.numbers) + len(batch.bad)
-                progress(done, len(wanted))
-        except BaseException:  # Ctrl-C too: what was embedded is not lost
+            yield
+        except BaseException:
             self._save()
             raise
-        return bad
 
     def _keep(self, pictures: Sequence[PictureId], vectors: Vectors) -> None:
         vectors = vectors.astype(self._dtype)

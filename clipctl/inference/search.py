@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from clipctl.errors import StoreError
 from clipctl.inference.embedding_store import EmbeddingStore
 
 BLOCK_VALUES = 1 << 20  # of vectors, converted to fp32 at a time: they stay in the processor's cache
@@ -31,13 +32,29 @@ def nearest(store: EmbeddingStore, queries: NDArray[np.float32], top: int, thres
     for start in range(0, count, rows):
         block = torch.from_numpy(np.asarray(store.vectors[start : start + rows])).float()  # (B, E)
         torch.mm(block, wanted, out=scores[start : start + rows])
+    if not bool(torch.isfinite(scores).all()):
+        raise _damaged(store)
     found = Matches([], [])
     for column in range(len(queries)):
         best_rows, best = _top(scores[:, column], min(top, count))
+        _check_lengths(store, best_rows)
         kept = best >= threshold if threshold is not None else np.ones(len(best), dtype=bool)
         found.rows.append(best_rows[kept])
         found.scores.append(best[kept])
     return found
+
+
+def _check_lengths(store: EmbeddingStore, rows: NDArray[np.int64]) -> None:
+    """Raise if vectors are not of length one. To hash all of an index would take longer than the search; but what is
+    too long comes first, and where all are zero, so are the first."""
+    lengths = np.linalg.norm(np.asarray(store.vectors[rows], dtype=np.float32), axis=1)
+    if not np.allclose(lengths, 1, atol=0.01):
+        raise _damaged(store)
+
+
+def _damaged(store: EmbeddingStore) -> StoreError:
+    words = f"{store.path / store.manifest.vectors_file} is damaged: its vectors are not of length one"
+    return StoreError(words, "embed the pictures again into a new directory: clipctl embed MODEL PATH -o INDEX")
 
 
 def _top(scores: torch.Tensor, top: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:

@@ -4,10 +4,13 @@ A model that has seen a pair in training may know a wrong caption by heart. So e
 has not: the data are cut into folds, and each fold is judged by a model trained on the others.
 """
 
+import csv
+import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,20 +20,21 @@ from clipctl.data import tokenizers
 from clipctl.data.catalog import Data, read_data
 from clipctl.data.index.source import IndexedSource
 from clipctl.data.source import Source, mix
-from clipctl.errors import DataError, Stopped
+from clipctl.errors import ConfigError, DataError, Stopped
 from clipctl.hardware.profile import cache_dir
 from clipctl.inference.embedder import Embedder
 from clipctl.inference.evaluation import HELD_VALUES, EmbeddedData, embed_data
 from clipctl.model.weights import load_model
 from clipctl.progress import Count, Tell, silent
 from clipctl.runs.checkpoint import Checkpoint
-from clipctl.runs.rundir import RunDir
-from clipctl.runs.store import CheckpointStore
+from clipctl.runs.rundir import RunDir, runs_root
+from clipctl.runs.store import CheckpointStore, find_checkpoint
 from clipctl.training.journal import Nobody, Progress
 from clipctl.training.plan import make_plan
 from clipctl.training.session import Session, base_of
 
 DUPLICATE = 0.995  # cosine of two thumbnails, from which on pictures look the same
+DRAWN = "built-in pictures are drawn from their captions: none can be wrong"
 _FOLD_SALT = 0xF01D
 
 
@@ -42,7 +46,16 @@ class Suspect:
     caption: str
     misfit: float  # mean of -log p(caption | picture) and -log p(picture | caption): high is bad
     suggestion: str  # the caption in the data that fits better; empty if none does
-    side: str  # train, val, or the fold
+    side: str  # train or val, in the run
+    fold: int = 0  # that judged it, from 1; 0: the run itself
+
+
+class Unjudged(NamedTuple):
+    """A pair that the run does not use: of a test split, above `data.val_limit`, or with a bad picture."""
+
+    path: str
+    caption: str
+    side: str
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,28 @@ class Suspicion:
     duplicates: list[Duplicate]
     folds: int  # 0: judged by the run itself
     places: tuple[str, ...] = ()  # where the pictures are
+    unjudged: list[Unjudged] = field(default_factory=list)
+
+
+def suspects(
+    run: str | Path,
+    *,
+    folds: int = 0,
+    csv: str | Path | None = None,
+    runs_dir: str | Path | None = None,
+    tell: Tell = silent,
+    progress: Count = lambda done, total: None,
+) -> Suspicion:
+    """The pairs of a run's data, those first whose caption fits the picture least; and pictures on both sides of the
+    split. `folds`: judge each of so many folds by a model trained on the others. `csv`: a table to write, to edit and
+    train on."""
+    if csv is not None:
+        files.check_parent(Path(csv))
+    checkpoint = find_checkpoint(runs_root(runs_dir), str(run), default="best")
+    found = find_suspects(checkpoint, folds, tell, progress, as_table=csv is not None)
+    if csv is not None:
+        write_csv(found, Path(csv))
+    return found
 
 
 def find_suspects(
@@ -65,9 +100,16 @@ def find_suspects(
     folds: int = 0,
     tell: Tell = silent,
     progress: Count = lambda done, total: None,
+    *,
+    as_table: bool = False,
 ) -> Suspicion:
+    """`as_table`: the pairs are to be written as a CSV to train on; raises before the work if they cannot be."""
+    if folds == 1:
+        raise ConfigError("--folds must be 2 or more: each fold is judged by a model trained on the others")
     embedder = Embedder.of(checkpoint)
     data = read_data(embedder.config.data, tell)
+    if as_table:
+        _check_files(data)
     tell("embedding the pictures")
     sides = {"train": embed_data(embedder, data.train, progress), "val": embed_data(embedder, data.val, progress)}
     sources = {"train": data.train, "val": data.val}
@@ -75,22 +117,61 @@ def find_suspects(
     if folds:
         suspects = _by_folds(checkpoint, data, folds, tell, progress)
     else:
-        suspects = [one for side in sides for one in _judged(sides[side], labels[side], embedder.scale, side)]
+        suspects = [
+            one
+            for side, embedded in sides.items()
+            for one in _judged(embedded, labels[side], [side] * embedded.pictures, embedder.scale)
+        ]
     suspects.sort(key=lambda one: -one.misfit)
     config = embedder.config.data
     places = (*config.source, *([config.val] if config.val else []))
-    return Suspicion(suspects, _duplicates(sides, labels), folds, places)
+    unjudged = _unjudged(data, {one.path for one in suspects})
+    return Suspicion(suspects, _duplicates(sides, labels), folds, places, unjudged)
 
 
 def _labels(source: Source, embedded: EmbeddedData) -> list[str]:
+    return [source.label(number) for number in _good(source, embedded)]
+
+
+def _good(source: Source, embedded: EmbeddedData) -> list[int]:
     bad = {one.picture for one in embedded.bad}
-    return [source.label(number) for number in range(len(source)) if number not in bad]
+    return [number for number in range(len(source)) if number not in bad]
+
+
+def _unjudged(data: Data, judged: set[str]) -> list[Unjudged]:
+    """All other pairs, each in a split that leaves the run's own two as they are."""
+    train, val = data.train, data.val
+    if not isinstance(train, IndexedSource) or not isinstance(val, IndexedSource):
+        return []
+    is_divided = train.parts == val.parts  # one source, by its own split or by ours; else there is one for each side
+    names = [("train", "train", "val" if is_divided else "test", "test"), ("val", "test", "val", "test")]
+    found = []
+    for source, words in zip([train] if is_divided else [train, val], names, strict=False):
+        whole = IndexedSource.whole(source.parts, source.name)
+        for number, side in enumerate(whole.sides.tolist()):
+            if (path := whole.label(number)) not in judged:
+                found += [Unjudged(path, caption, words[side]) for caption in whole.captions(number)]
+    return found
+
+
+def _check_files(data: Data) -> None:
+    """Raise if a table cannot name the pictures."""
+    for source in (data.train, data.val):
+        if not isinstance(source, IndexedSource):
+            raise DataError(DRAWN, "use data of your own")
+        if any(part.facts.sharded for part in source.parts):
+            raise DataError(
+                "-o writes a CSV to train on, but a CSV cannot name pictures in tar shards",
+                "unpack the shards and train on the directory, or leave out -o: --json and --sheet list the pairs too",
+            )
 
 
 # --- how badly a caption fits ---------------------------------------------------------------------------------
 
 
-def _judged(data: EmbeddedData, labels: Sequence[str], scale: float, side: str) -> list[Suspect]:
+def _judged(
+    data: EmbeddedData, labels: Sequence[str], sides: Sequence[str], scale: float, fold: int = 0
+) -> list[Suspect]:
     """Every caption of every picture, against all different captions and all pictures."""
     different, text_of = data.matches.different, data.matches.text_of
     to_caption, best = _to_captions(data, scale)
@@ -104,7 +185,8 @@ def _judged(data: EmbeddedData, labels: Sequence[str], scale: float, side: str) 
                 caption=data.captions[caption],
                 misfit=float((to_caption[caption] + to_picture[caption]) / 2),
                 suggestion="" if text_of[caption] == best[owner] else nearest,
-                side=side,
+                side=sides[owner],
+                fold=fold,
             )
         )
     return suspects
@@ -185,7 +267,8 @@ def _by_folds(checkpoint: Checkpoint, data: Data, folds: int, tell: Tell, progre
                 raise Stopped(words, "The same command continues from there", error.exit_code) from None
         judge = Embedder.of(CheckpointStore(run).named("last"))
         embedded = embed_data(judge, source, progress)
-        suspects += _judged(embedded, _labels(source, embedded), judge.scale, f"fold {fold + 1}")
+        sides = ["train" if mine[number] < len(data.train) else "val" for number in _good(source, embedded)]
+        suspects += _judged(embedded, _labels(source, embedded), sides, judge.scale, fold + 1)
     files.delete(root)
     return suspects
 
@@ -194,7 +277,7 @@ def _joined(data: Data) -> IndexedSource:
     """All pictures of both sides."""
     train, val = data.train, data.val
     if not isinstance(train, IndexedSource) or not isinstance(val, IndexedSource):
-        raise DataError("built-in pictures are drawn from their captions: none can be wrong", "use data of your own")
+        raise DataError(DRAWN, "use data of your own")
     if train.parts == val.parts:
         return IndexedSource(train.parts, np.concatenate([train.pictures, val.pictures]), train.name)
     pictures = np.concatenate([train.pictures, val.pictures + np.int32(sum(map(len, train.parts)))])
@@ -223,14 +306,14 @@ def _duplicates(sides: dict[str, EmbeddedData], labels: dict[str, list[str]]) ->
 
 
 def write_csv(suspicion: Suspicion, path: Path) -> None:
-    """A CSV to edit and use as data: path, caption, then what the model thinks."""
-    import csv
-
+    """A CSV to edit and train on: every pair of the data, in the split that it was in, and what the model thinks."""
     with (
         files.replaced(path, durable=False) as partial,
         partial.open("w", newline="", encoding="utf-8", errors="surrogateescape") as file,
     ):
         writer = csv.writer(file)
-        writer.writerow(["filepath", "caption", "misfit", "suggestion", "side"])
+        writer.writerow(["filepath", "caption", "misfit", "suggestion", "split"])
         for one in suspicion.suspects:
-            writer.writerow([one.path, one.caption, f"{one.misfit:.4f}", one.suggestion, one.side])
+            writer.writerow([os.path.abspath(one.path), one.caption, f"{one.misfit:.4f}", one.suggestion, one.side])
+        for other in suspicion.unjudged:
+            writer.writerow([os.path.abspath(other.path), other.caption, "", "", other.side])

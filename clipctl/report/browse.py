@@ -27,6 +27,7 @@ from PIL import Image
 import clipctl
 from clipctl.data.bad import BadPictureError
 from clipctl.data.decoding import open_picture
+from clipctl.data.formats.rows import Hints
 from clipctl.inference.embedder import Embedder
 from clipctl.inference.embedding_store import EmbeddingStore
 from clipctl.inference.gallery import Originals
@@ -61,7 +62,7 @@ class Searcher:
 
     def __init__(self, store: EmbeddingStore, embedder: Embedder) -> None:
         self._store, self._embedder = store, embedder
-        self._originals = Originals(store.manifest.places)
+        self._originals = Originals(store.manifest.places, Hints(**store.manifest.hints))
         self._lock = threading.Lock()  # one search at a time: each uses all cores
         self._thumbnails: OrderedDict[int, bytes] = OrderedDict()
 
@@ -104,7 +105,7 @@ class Searcher:
         """Drawn anew as JPEG, with no side above `most_px`."""
         self._check(row)
         try:
-            picture = open_picture(self._originals.content(self._store.picture(row).path), most_px)
+            picture = open_picture(self._originals.unchanged(self._store.picture(row)), most_px)
         except BadPictureError as error:
             raise Refused(HTTPStatus.NOT_FOUND, str(error)) from None
         picture.thumbnail((most_px, most_px), Image.Resampling.BICUBIC)

@@ -138,7 +138,7 @@ def measure_baseline(plan: TrainPlan, loader: TrainLoader, evaluator: Evaluator)
     most = min(MOST_PICTURES, int(BASELINE_S / max(plan.forecast.decode_s, 1e-6)))
     held_out = evaluator.held_out
     asked = np.stack([thumbnail(pixels) for batch in held_out.batches for pixels in batch.images.numpy()])
-    return nearest_pixels_recall(held_out.matches, asked, plan.data.train, loader.dataset.pixels, most)
+    return nearest_pixels_recall(held_out.matches, asked, plan.data.train, loader.dataset.pixels, most).recall
 
 
 def attempt_run(

@@ -16,7 +16,9 @@ def browse(
     runs_dir: options.RunsDir = None,
 ) -> None:
     """Search pictures in the browser, on this machine only."""
-    with output.counting("embedding", "loading the model") as (tell, progress):
+    from clipctl.hardware.processes import interrupts_raised
+
+    with output.stops_said(), output.counting("embedding", "loading the model") as (tell, progress):
         from clipctl.report.browse import Searcher, Server
 
         searcher = Searcher(*opened(index, model, device, runs_dir, tell, progress))
@@ -34,7 +36,8 @@ def browse(
 
         threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
     try:
-        server.serve_forever()
+        with interrupts_raised():
+            server.serve_forever()
     except KeyboardInterrupt:
         pass
     finally:

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING
 from clipctl.cli import options, output
 from clipctl.cli.commands.embed import bad_rows, show_bad
 from clipctl.cli.views.paths import shown
+from clipctl.config.layers import resolve
 from clipctl.errors import ConfigError
 
 if TYPE_CHECKING:
+    from clipctl.config.layers import Layer
     from clipctl.inference.labels import Named
 
 
+@options.takes(*options.READING_FLAGS)
 def classify(
+    layers: "list[Layer]",
     model: options.Model,
-    places: options.Places,
+    data: options.Places,
     labels: options.Labels = None,
     labels_file: options.LabelsFile = None,
     template: options.Templates = None,
@@ -28,14 +32,16 @@ def classify(
     """Classify pictures: which of several labels fits each best."""
     if json and as_csv:
         raise ConfigError("--json and --csv cannot be combined", "leave one of them out")
+    asked = resolve(layers).data
     with output.counting("classifying", "looking for pictures") as (tell, progress):
+        from clipctl.data.catalog import hints_of
         from clipctl.inference import labels as naming
         from clipctl.inference.embedder import load
         from clipctl.inference.gallery import open_gallery
 
         names, templates = naming.parse_labels(labels, labels_file), template or [naming.PLACE]
         naming.check_templates(templates)
-        gallery = open_gallery(places, tell)
+        gallery = open_gallery(data, tell, hints_of(asked))
         tell("loading the model")
         embedder = load(model, runs_dir=runs_dir, device=device)
         named, bad = naming.classify(embedder, gallery, names, templates, min(top, len(names)), progress)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import typer
 
 from clipctl.cli import options, output
-from clipctl.errors import ConfigError, ExitCode
-from clipctl.files import check_parent
+from clipctl.errors import ExitCode
 
 if TYPE_CHECKING:
     from clipctl.config.layers import Layer
@@ -125,21 +124,13 @@ def suspects(
     from clipctl.cli.views import suspects as view
     from clipctl.data.sheet import check_sheet
 
-    if folds == 1:
-        raise ConfigError("--folds must be 2 or more: each fold is judged by a model trained on the others")
     if sheet:
         check_sheet(sheet)
-    if out:
-        check_parent(out)
     with output.stops_said(), output.counting("embedding", "loading the model") as (tell, progress):
-        from clipctl.inference.suspects import find_suspects, write_csv
-        from clipctl.runs.rundir import runs_root
-        from clipctl.runs.store import find_checkpoint
+        from clipctl.inference.suspects import suspects
 
-        checkpoint = find_checkpoint(runs_root(runs_dir), run, default="best")
-        found = find_suspects(checkpoint, folds, tell, progress)
+        found = suspects(run, folds=folds, csv=out, runs_dir=runs_dir, tell=tell, progress=progress)
     if out:
-        write_csv(found, out)
         output.prose().print(f"wrote {out}", markup=False)
     if sheet:
         view.write_sheet_of(found.suspects[:top], found.places, sheet)

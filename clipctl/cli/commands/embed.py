@@ -1,13 +1,19 @@
 """clipctl embed"""
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from clipctl import files
 from clipctl.cli import options, output, torchrun
 from clipctl.cli.views import units
-from clipctl.errors import ConfigError
+from clipctl.config.layers import resolve
+from clipctl.errors import ConfigError, ExitCode, Stopped, Terminated
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from clipctl.config.layers import Layer
+    from clipctl.data.formats.rows import Hints
     from clipctl.inference.embedder import Embedder
     from clipctl.inference.gallery import BadFile, Gallery
     from clipctl.progress import Tell
@@ -16,9 +22,11 @@ if TYPE_CHECKING:
 LISTED_BAD = 10
 
 
+@options.takes(*options.READING_FLAGS)
 def embed(
+    layers: "list[Layer]",
     model: options.Model,
-    places: options.Places,
+    data: options.Places,
     out: options.IndexOut,
     dtype: options.Dtype = "float16",
     device: options.DeviceOf = "cpu",
@@ -29,19 +37,25 @@ def embed(
     """Embed pictures into a searchable index; run it again to embed only new or changed pictures."""
     if dtype not in ("float16", "float32"):
         raise ConfigError(f"--dtype must be float16 or float32, got {dtype!r}")
+    asked = resolve(layers).data
     world = torchrun.joined(nproc)
     if world is not None and not world.is_first:
+        from clipctl.data.catalog import hints_of
         from clipctl.inference.refresh import help_refresh
 
         with torchrun.following():
-            help_refresh(world, *opened(model, places, device, runs_dir, lambda words: None, world))
+            help_refresh(world, *opened(model, data, hints_of(asked), device, runs_dir, lambda words: None, world))
         return
-    with torchrun.leading(world), output.counting("embedding", "looking for pictures") as (tell, progress):
+    counting = output.counting("embedding", "looking for pictures")
+    with output.stops_said(), torchrun.leading(world), counting as (tell, progress):
+        from clipctl.data.catalog import hints_of
         from clipctl.inference.refresh import refresh
 
-        embedder, gallery = opened(model, places, device, runs_dir, tell, world)
+        hints = hints_of(asked)
+        embedder, gallery = opened(model, data, hints, device, runs_dir, tell, world)
         kind: Any = dtype
-        done = refresh(out, embedder, gallery, places, kind, progress, world=world)
+        with work_kept():
+            done = refresh(out, embedder, gallery, data, kind, progress, world=world, hints=hints)
     size_bytes = files.size_on_disk(out)
     if json:
         facts = {"index": str(out), "model": embedder.identity.name, "dimensions": embedder.dimensions}
@@ -56,8 +70,28 @@ def embed(
     answer.print(output.plain(f"\n  clipctl search {out} 'what to look for'"), soft_wrap=True)
 
 
+@contextmanager
+def work_kept() -> "Iterator[None]":
+    """While an index is refreshed, Ctrl-C and SIGTERM stop it without losing what was embedded."""
+    from clipctl.hardware.processes import interrupts_raised
+
+    try:
+        with interrupts_raised():
+            yield
+    except KeyboardInterrupt as stop:
+        code = ExitCode.TERMINATED if isinstance(stop, Terminated) else ExitCode.INTERRUPTED
+        words = "stopped; the pictures embedded so far are kept"
+        raise Stopped(words, "The same command continues from there", code) from None
+
+
 def opened(
-    model: str, places: list[str], device: str, runs_dir: str | None, tell: "Tell", world: "World | None"
+    model: str,
+    places: list[str],
+    hints: "Hints",
+    device: str,
+    runs_dir: str | None,
+    tell: "Tell",
+    world: "World | None",
 ) -> "tuple[Embedder, Gallery]":
     """The model, and the pictures to embed with it."""
     from clipctl.inference.embedder import load
@@ -66,7 +100,7 @@ def opened(
     from clipctl.training.distributed import prepared
 
     def make() -> "tuple[Embedder, Gallery]":
-        gallery = open_gallery(places, tell)
+        gallery = open_gallery(places, tell, hints)
         tell("loading the model")
         return load(model, runs_dir=runs_dir, device=world.place_on(device) if world else device), gallery
 

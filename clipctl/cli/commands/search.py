@@ -4,13 +4,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from clipctl.cli import options, output
-from clipctl.cli.commands.embed import show_bad
+from clipctl.cli.commands.embed import show_bad, work_kept
 from clipctl.cli.views.paths import shown
 from clipctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from clipctl.inference.embedder import Embedder
-    from clipctl.inference.embedding_store import EmbeddingStore
+    from clipctl.inference.embedding_store import EmbeddingStore, Manifest
     from clipctl.progress import Count, Tell
 
 
@@ -33,7 +33,7 @@ def search(
         raise ConfigError("the query is empty", "say what to look for, such as: a red boat")
     if sheet:
         check_sheet(sheet)
-    with output.counting("embedding", "loading the model") as (tell, progress):
+    with output.stops_said(), output.counting("embedding", "loading the model") as (tell, progress):
         from clipctl.inference.library import embed_queries
         from clipctl.inference.search import nearest, without
 
@@ -49,12 +49,12 @@ def search(
         for rank, (row, score) in enumerate(zip(rows, scores, strict=True), start=1)
     ]
     if sheet:
-        write_results(results, store.manifest.places, sheet)
+        write_results(results, store.manifest, sheet)
         output.prose().print(f"wrote {sheet}", markup=False)
     if json:
         output.print_json("search", {"index": str(store.path), "pictures": len(store), "results": results})
     else:
-        show_results(queries, results)
+        show_results(queries, results, threshold)
 
 
 def opened(
@@ -64,30 +64,25 @@ def opened(
     from clipctl.errors import DataError
     from clipctl.inference.embedder import load
     from clipctl.inference.embedding_store import EmbeddingStore, is_store
+    from clipctl.inference.library import model_of
     from clipctl.inference.private import private_index
 
     if is_store(index):
         store = EmbeddingStore.open(index)
-        if model is None and not Path(store.manifest.model.path).exists():
-            raise DataError(
-                f"the model of this index is gone: {store.manifest.model.path}",
-                "if its run was renamed or moved, name it: --model RUN@STEP; else embed the pictures again",
-            )
-        embedder = load(model or store.manifest.model.path, runs_dir=runs_dir, device=device)
-        store.check_model(embedder.identity.name, embedder.identity.fingerprint)
-        return store, embedder
+        return store, model_of(store, model, runs_dir=runs_dir, device=device)
     if model is None:
         raise DataError(
             f"{index} is not an index of embeddings",
             f"search its pictures with --model MODEL, or make an index: clipctl embed MODEL {index} -o INDEX",
         )
     embedder = load(model, runs_dir=runs_dir, device=device)
-    store, bad = private_index(str(index), embedder, tell, progress)
+    with work_kept():
+        store, bad = private_index(str(index), embedder, tell, progress)
     show_bad(bad)
     return store, embedder
 
 
-def show_results(queries: list[str], results: list[dict[str, Any]]) -> None:
+def show_results(queries: list[str], results: list[dict[str, Any]], threshold: float | None) -> None:
     answer = output.data()
     for query in queries:
         if len(queries) > 1:
@@ -96,17 +91,18 @@ def show_results(queries: list[str], results: list[dict[str, Any]]) -> None:
         for one in mine:
             answer.print(output.plain(f"{one['score']:6.3f}  {shown(one['path'])}"), soft_wrap=True)
         if not mine:
-            answer.print(output.plain("nothing above the threshold"))
+            answer.print(output.plain("no pictures" if threshold is None else "nothing above the threshold"))
 
 
-def write_results(results: list[dict[str, Any]], places: list[str], sheet: Path) -> None:
+def write_results(results: list[dict[str, Any]], manifest: "Manifest", sheet: Path) -> None:
     """A contact sheet, best matches first."""
     from functools import partial
 
+    from clipctl.data.formats.rows import Hints
     from clipctl.data.sheet import Cell, write_sheet
     from clipctl.inference.gallery import Originals
 
-    originals = Originals(places)
+    originals = Originals(manifest.places, Hints(**manifest.hints))
     cells = [
         Cell(partial(originals.square, one["path"]), f"{one['score']:.3f} {one['query']}", Path(one["path"]).name)
         for one in results

@@ -1,7 +1,7 @@
 """Scores of models as a table."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.text import Text
 
@@ -9,23 +9,28 @@ from clipctl.cli.output import aligned, plain
 from clipctl.cli.views import units
 
 if TYPE_CHECKING:
+    from clipctl.data.baseline import Baseline
+    from clipctl.inference.comparison import Comparison
     from clipctl.inference.evaluation import Difference, ModelScores
 
 SHOWN_CLASSES = 20
 SIDES = (("i2t", "picture to caption"), ("t2i", "caption to picture"))
 
 
-def parts(facts: dict[str, Any], found: "Sequence[ModelScores]", differences: "Sequence[Difference]") -> Iterator[Text]:
-    yield plain(f"{facts['data']}: {facts['pictures']:,} pictures, {facts['captions']:,} captions")
+def parts(found: "Comparison") -> Iterator[Text]:
+    yield plain(f"{found.data}: {found.pictures:,} pictures, {found.captions:,} captions")
+    for one in found.models:
+        if one.trained_on:
+            yield training_line(one, found.pictures)
     yield plain("")
-    yield recall_table(facts["chance"], found)
-    yield baseline_line(facts["baseline_r1"], found[0])
-    for other, gap in zip(found[1:], differences, strict=True):
-        yield difference_line(found[0], other, gap)
+    yield recall_table(found.chance, found.models)
+    yield baseline_line(found.baseline, found.scores)
+    for other, gap in zip(found.models[1:], found.differences, strict=True):
+        yield difference_line(found.scores, other, gap)
     yield plain("")
-    yield other_table(found)
-    yield calibration_line(found[0])
-    for one in found:
+    yield other_table(found.models)
+    yield calibration_line(found.scores)
+    for one in found.models:
         if one.zero_shot is not None:
             yield class_table(one)
 
@@ -43,11 +48,18 @@ def recall_table(chance: dict[str, float], found: "Sequence[ModelScores]") -> Te
     return aligned(rows)
 
 
-def baseline_line(without: float | None, one: "ModelScores") -> Text:
-    if without is None:
-        return plain("no pixel baseline: these captions do not occur in training, or the training pictures are gone")
-    verdict = "" if one.recalls["i2t_r1"] > without else "; the model does worse than this baseline"
-    return plain(f"baseline without training, nearest training picture by pixels: {units.percent(without)}{verdict}")
+def training_line(one: "ModelScores", pictures: int) -> Text:
+    were = "picture was" if one.trained_on == 1 else "pictures were"
+    words = f"{one.trained_on:,} of {pictures:,} {were} in the training data of {one.name}: its scores are too high"
+    return plain(words, style="yellow")
+
+
+def baseline_line(baseline: "Baseline", one: "ModelScores") -> Text:
+    if baseline.recall is None:
+        return plain(f"no pixel baseline: {baseline.why}")
+    verdict = "" if one.recalls["i2t_r1"] > baseline.recall else "; the model does worse than this baseline"
+    share = units.percent(baseline.recall)
+    return plain(f"baseline without training, nearest training picture by pixels: {share}{verdict}")
 
 
 def difference_line(first: "ModelScores", other: "ModelScores", gap: "Difference") -> Text:
@@ -70,10 +82,11 @@ def other_table(found: "Sequence[ModelScores]") -> Text:
 def calibration_line(one: "ModelScores") -> Text:
     found = one.calibration
     how = "calibrated" if found.error < 0.05 else "overconfident" if found.sure > found.right else "underconfident"
-    return plain(
-        f"temperature {found.temperature:.3f}: confidence {units.percent(found.sure)} on average, "
-        f"accuracy {units.percent(found.right)} – {how}; {found.fitting_temperature:.3f} would calibrate it"
-    )
+    words = f"temperature {found.temperature:.3f}: confidence {units.percent(found.sure)} on average, "
+    words += f"accuracy {units.percent(found.right)} – {how}"
+    if how != "calibrated":
+        words += f"; {found.fitting_temperature:.3f} would calibrate it"
+    return plain(words)
 
 
 def class_table(one: "ModelScores") -> Text:

@@ -1,8 +1,9 @@
 """What every format is reduced to: rows with a picture, its captions and, if the data give one, its split. No torch."""
 
+import os
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -61,6 +62,14 @@ class Hints:
     image_root: str | None = None
     separator: str | None = None
     template: str = DataConfig.template
+
+    @property
+    def of_pictures(self) -> dict[str, str]:
+        """Those that decide which pictures there are; they make the same hints elsewhere: `Hints(**of_pictures)`."""
+        root = None if self.image_root is None else os.path.abspath(self.image_root)
+        found = {**asdict(self), "image_root": root}
+        del found["template"]
+        return {key: value for key, value in found.items() if value is not None}
 
 
 def is_picture(name: str) -> bool:
