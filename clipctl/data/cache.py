@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock
 
 from clipctl import files
-from clipctl.data.decoding import Pixels
+from clipctl.data.decoding import Pixels, to_pixels
 from clipctl.data.images import to_area
 from clipctl.data.source import Source
 from clipctl.hardware.profile import cache_dir
@@ -38,7 +38,7 @@ def open_cache(kind: CacheKind, source: Source, side_px: int, limit_bytes: int) 
 
 def decoded(source: Source, index: int, side_px: int) -> Pixels:
     """The pixels to cache for a picture. Raises BadPictureError."""
-    return to_area(np.array(source.picture(index, side_px)), side_px)
+    return to_area(to_pixels(source.picture(index, side_px)), side_px)
 
 
 class RamCache:
