@@ -78,6 +78,11 @@ def open_to_append(path: Path) -> int:
     return _open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
 
+def open_to_change(path: Path) -> io.FileIO:
+    """Open a regular file for reading and writing anywhere in it, created if there is none."""
+    return io.FileIO(_open_plain(path, os.O_RDWR | os.O_CREAT), "r+b")
+
+
 class NotPlainError(OSError):
     """A directory, a pipe or a device where a file is expected, or a link where none belongs."""
 

@@ -77,12 +77,14 @@ class DiskCache:
 
     def _open(self) -> None:
         # Locked, because a second process that sizes the file at the same time could shrink it again.
-        with FileLock(self.path.with_suffix(".lock")), self.path.open("ab") as file:
-            if os.fstat(file.fileno()).st_size < self._slots * self.slot_bytes:
-                file.truncate(self._slots * self.slot_bytes)  # sparse: takes no space until written
+        with FileLock(self.path.with_suffix(".lock")):
+            if self.path.is_symlink() or self.path.is_fifo():  # not ours: the name goes, what it stands for stays
+                self.path.unlink()
+            self._file = files.open_to_change(self.path)
+            if os.fstat(self._file.fileno()).st_size < self._slots * self.slot_bytes:
+                self._file.truncate(self._slots * self.slot_bytes)  # sparse: takes no space until written
         os.utime(self.path)  # marks the last use
-        self._file = self.path.open("r+b", buffering=0)
-        self._map = np.memmap(self.path, dtype=np.uint8, mode="r") if self._slots else np.zeros(0, dtype=np.uint8)
+        self._map = np.memmap(self._file, dtype=np.uint8, mode="r") if self._slots else np.zeros(0, dtype=np.uint8)
         self._checked = np.zeros(self._slots, dtype=bool)
         self._is_open = True
 
@@ -155,5 +157,5 @@ def make_room(source: Source, side_px: int, limit_bytes: int) -> None:
 
 
 def _occupied_bytes(path: Path) -> int:
-    facts = path.stat()
+    facts = path.lstat()
     return getattr(facts, "st_blocks", facts.st_size // 512) * 512

@@ -1,15 +1,28 @@
 """Foreign files whose cost is out of proportion to their size: time and memory stay within bounds."""
 
+import os
 import struct
 import time
+import zipfile
+from glob import glob
 
 import numpy as np
 import pytest
 from PIL import ExifTags, Image
 
 from clipctl.data import tokenizers
+from clipctl.data.cache import DiskCache, RamCache
+from clipctl.data.formats import shards
+from clipctl.data.formats.recognise import recognise
+from clipctl.data.formats.rows import Hints
+from clipctl.data.formats.tar import TarError, members
+from clipctl.data.synthetic.scenes import SyntheticSource
 from clipctl.data.tokenizers import LONGEST_PIECE, WordTokenizer
 from clipctl.errors import DataError
+from clipctl.inference import embedding_store
+from clipctl.inference.embedding_store import Known, ModelFacts
+from clipctl.inference.gallery import PictureId
+from tests.faults.test_foreign import tar_header
 from tests.faults.test_hostile import measure
 
 LIMIT_S, LIMIT_BYTES = 2.0, 200e6
@@ -133,3 +146,142 @@ def test_large_photographs_are_used(tmp_path):
     assert decode(tmp_path / "photo.jpg")[0] == "(8160, 6120, 3)"
     said, _, memory_bytes = decode(tmp_path / "photo.jpg", 224)
     assert said == "(1020, 765, 3)" and memory_bytes < LIMIT_BYTES
+
+
+# --- caches and indexes -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["a link", "a pipe"])
+def test_the_cache_of_pictures_is_a_file_of_ours(tmp_path, monkeypatch, kind):
+    monkeypatch.setenv("CLIPCTL_HOME", str(tmp_path / "home"))
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    cache = DiskCache(SyntheticSource(4, seed=0, validation=False), 16, 10**6)
+    if kind == "a link":
+        cache.path.symlink_to(victim)
+    else:
+        os.mkfifo(cache.path)
+    expected = RamCache(SyntheticSource(4, seed=0, validation=False), 16, 0).get(2)
+    assert (cache.get(2) == expected).all() and cache.path.is_file() and not cache.path.is_symlink()
+    assert victim.read_text() == "mine"
+
+
+@pytest.fixture
+def index(tmp_path):
+    model = ModelFacts("model", "runs/model", "0" * 64, 4)
+    vectors = np.eye(4, dtype=np.float16)
+    rows = [(PictureId(f"{row}.jpg", 9, 1), Known(vectors, row)) for row in range(4)]
+    (tmp_path / "index").mkdir()
+    embedding_store.write_state(tmp_path / "index", model, "float16", ["pictures"], rows, [])
+    return tmp_path / "index"
+
+
+OPEN_INDEX = """
+import sys
+from pathlib import Path
+from clipctl.errors import StoreError
+from clipctl.inference.embedding_store import EmbeddingStore
+try:
+    print(len(EmbeddingStore.open(Path(sys.argv[1])).all_pictures()))
+except StoreError as error:
+    print(error)
+"""
+
+
+def with_hole(file):
+    os.truncate(file, 6 * 2**30)
+
+
+def with_empty_lines(file):
+    file.write_bytes(b"\n" * 3_000_000)
+
+
+def packed(file):
+    with file.open("wb") as stream:
+        np.savez(stream, vectors=np.eye(4))
+
+
+def emptied(file):
+    with zipfile.ZipFile(file, "w"):
+        pass
+
+
+def of_objects(file):
+    with file.open("wb") as stream:
+        np.save(stream, np.array([{}] * 4), allow_pickle=True)
+
+
+INDEXES = {
+    "as it was": ("vectors-00000001.npy", lambda file: None, "4"),
+    "a hole": ("pictures-00000001.jsonl", with_hole, "is damaged: a line has more than 100,000 bytes"),
+    "empty lines": ("pictures-00000001.jsonl", with_empty_lines, "is damaged: it has a line of 1 bytes"),
+    "a zip": ("vectors-00000001.npy", emptied, "vectors-00000001.npy is damaged"),
+    "an npz": ("vectors-00000001.npy", packed, "vectors-00000001.npy is damaged"),
+    "objects": ("vectors-00000001.npy", of_objects, "does not hold 4 vectors of 4 numbers in float16"),
+}
+
+
+@pytest.mark.parametrize("kind", INDEXES)
+def test_an_index_costs_no_more_than_it_holds(index, kind):
+    name, change, said = INDEXES[kind]
+    change(index / name)
+    code, output, seconds, memory_bytes = measure(index, "-c", OPEN_INDEX, str(index))
+    assert code == 0 and said in output, output
+    assert seconds < LIMIT_S and memory_bytes < LIMIT_BYTES
+
+
+# --- shards -------------------------------------------------------------------------------------------------------
+
+PATTERNS = {
+    "many lists": "/x" + "{a,b}" * 24 + ".tar",
+    "lists in lists": "/x" + "{a,{b,{c,{d,e}}}}" * 8 + ".tar",
+    "ranges": "{0..999}{0..999}{0..999}.tar",
+    "very many groups": ("{1..1}" * 40 + "/") * 16 + ".tar",
+    "long names": "{0..999999}" + "/xxxx" * 700 + ".tar",
+}
+
+
+@pytest.mark.parametrize("pattern", PATTERNS.values(), ids=PATTERNS)
+def test_patterns_that_grow(pattern):
+    started = time.process_time()
+    with pytest.raises(DataError, match=r"expands to more than 1,000,000 shards|braces within") as error:
+        recognise(pattern, Hints())
+    assert time.process_time() - started < LIMIT_S and len(str(error.value)) < 300
+
+
+def test_a_pattern_that_leads_everywhere_is_given_up(tmp_path, monkeypatch):
+    for number in range(300):
+        (tmp_path / "abc"[number % 3] / f"{number}").mkdir(parents=True)
+    monkeypatch.setattr(shards, "SEARCH_LIMIT", 200)
+    for words in ("*/*/*.tar", "{a,b,c}/*/*.tar"):
+        with pytest.raises(DataError, match="leads through too many directories: gave up after 201 names"):
+            recognise(f"{tmp_path}/{words}", Hints())
+
+
+@pytest.mark.parametrize("pattern", ["*.tar", "?.tar", "*/[0-1].tar", "d/../*/0.tar", ".h*/*", "**/*.tar", "nothing*"])
+def test_patterns_match_as_in_a_shell(tmp_path, monkeypatch, pattern):
+    monkeypatch.chdir(tmp_path)
+    for name in ("0.tar", "1.tar", "d/0.tar", "d/1.tar", "d/2.tar", ".hidden/0.tar", "d/.3.tar"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).touch()
+    for text in (pattern, f"{tmp_path}/{pattern}"):
+        assert shards.Search(text).find(text) == sorted(glob(text))
+
+
+def pax(records):
+    return tar_header(size=b"%011o\0" % len(records), kind=b"x") + records + bytes(-len(records) % 512)
+
+
+TARS = {
+    "many properties": [pax(b"5 a=\n" * 200_000) for _ in range(20)],
+    "many lists of them": [pax(b"12 path=abc\n" * 40) for _ in range(20_000)],
+}
+
+
+@pytest.mark.parametrize("parts", TARS.values(), ids=TARS)
+def test_a_tar_of_many_small_records(tmp_path, parts):
+    (tmp_path / "shard.tar").write_bytes(b"".join(parts) + tar_header() + bytes(512 + 1024))
+    started = time.process_time()
+    with (tmp_path / "shard.tar").open("rb") as file, pytest.raises(TarError, match="more than"):
+        list(members(file))
+    assert time.process_time() - started < LIMIT_S / 2
