@@ -144,7 +144,7 @@ def make_reader(kind: str, home: Path) -> Reader:
     return READERS[kind](home)
 
 
-def _run_seed(home: Path) -> Path:
+def run_seed(home: Path) -> Path:
     """A run as a training leaves it, made without one."""
     from clipctl.config.layers import Layer, resolve, to_yaml
     from clipctl.runs.metrics import MetricsWriter
@@ -187,7 +187,7 @@ def _watched(name: str) -> Callable[[Path], Reader]:
         from clipctl.monitor.watch import RunWatcher
         from clipctl.runs.rundir import RunDir
 
-        path = _run_seed(home)
+        path = run_seed(home)
 
         def read(directory: Path) -> None:
             run = RunDir(directory)
@@ -211,12 +211,12 @@ def _in_run(name: str, path: Path, read: Callable[[Path], None]) -> Reader:
 def _config(home: Path) -> Reader:
     from clipctl.config.layers import load_yaml, resolve
 
-    path = _run_seed(home)
+    path = run_seed(home)
     texts = [(path / "config.yaml").read_bytes(), b"preset: small\ntrain: {epochs: 3}\noptim:\n  lr: 1e-3\n"]
     return Reader("config.yaml", texts, lambda directory: resolve([load_yaml(directory / "config.yaml")]))
 
 
-def _checkpoint_seed(home: Path) -> Any:
+def checkpoint_seed(home: Path) -> Any:
     """A checkpoint with a model of the smallest size."""
     import torch
 
@@ -241,7 +241,7 @@ def _checkpoint_seed(home: Path) -> Any:
 def _manifest(home: Path) -> Reader:
     from clipctl.runs.checkpoint import MANIFEST, read_checkpoint
 
-    made = _checkpoint_seed(home)
+    made = checkpoint_seed(home)
 
     def read(directory: Path) -> None:
         checkpoint = read_checkpoint(directory / "checkpoint")
@@ -261,7 +261,7 @@ def _vouched(name: str) -> Callable[[Path], Reader]:
         from clipctl.training.saver import read_course
         from tests.faults.test_hostile import vouch
 
-        made = _checkpoint_seed(home)
+        made = checkpoint_seed(home)
 
         def read(directory: Path) -> None:
             from clipctl.data import tokenizers
@@ -288,7 +288,7 @@ def _header(home: Path) -> Reader:
     from clipctl.runs.tensors import read_header
     from clipctl.runs.values import nonfinite_counts
 
-    made = _checkpoint_seed(home)
+    made = checkpoint_seed(home)
 
     def read(directory: Path) -> None:
         read_header(directory / "file.safetensors")

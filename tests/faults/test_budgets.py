@@ -1,5 +1,6 @@
 """Foreign files whose cost is out of proportion to their size: time and memory stay within bounds."""
 
+import json
 import os
 import struct
 import time
@@ -22,8 +23,11 @@ from clipctl.errors import DataError
 from clipctl.inference import embedding_store
 from clipctl.inference.embedding_store import Known, ModelFacts
 from clipctl.inference.gallery import PictureId
+from clipctl.runs.checkpoint import STATE
+from clipctl.runs.rundir import RunDir
+from tests.faults.fuzz import checkpoint_seed, run_seed
 from tests.faults.test_foreign import tar_header
-from tests.faults.test_hostile import measure
+from tests.faults.test_hostile import measure, vouch
 
 LIMIT_S, LIMIT_BYTES = 2.0, 200e6
 
@@ -285,3 +289,60 @@ def test_a_tar_of_many_small_records(tmp_path, parts):
     with (tmp_path / "shard.tar").open("rb") as file, pytest.raises(TarError, match="more than"):
         list(members(file))
     assert time.process_time() - started < LIMIT_S / 2
+
+
+# --- runs ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunDir(run_seed(tmp_path))
+
+
+def monitor(run):
+    code, output, seconds, memory_bytes = measure(run.path, "-m", "clipctl", "monitor", "--once", str(run.path))
+    assert "bug in clipctl" not in output and "Traceback" not in output, output
+    assert seconds < LIMIT_S and memory_bytes < LIMIT_BYTES
+    return code, output
+
+
+def event(message):
+    return json.dumps({"kind": "event", "time_s": 1.0, "elapsed_s": 1.0, "step": 3, "event": "x", "message": message})
+
+
+RESUME = '{"kind":"resume","step":3}'
+METRICS = {
+    "empty lines": (b"\n" * 20_000_000, 0),
+    "noise": (b"x\n" * 1_000_000, 2),
+    "rows of nothing": (b"{}\n" * 1_000_000, 2),
+    "resumes": (f"{RESUME}\n".encode() * 100_000, 2),
+    "resumes in a line": (RESUME.encode() * 200_000 + b"\n", 0),
+    "events of megabytes": (b"".join(event("x" * 3_900_000).encode() + b"\n" for _ in range(10)), 0),
+}
+
+
+@pytest.mark.parametrize("kind", METRICS)
+def test_metrics_that_are_none_are_passed_over_or_damaged(run, kind):
+    content, expected = METRICS[kind]
+    with run.metrics_file.open("ab") as file:
+        file.write(content)
+    code, output = monitor(run)
+    assert code == expected and ("is damaged" in output) == (code == 2), output
+
+
+STATES = {
+    "many settings": {"config": {str(number): number for number in range(100_000)}},
+    "a long setting": {"config": {"preset": "x" * 5_000_000}},
+    "many values": {"config": {}, "bad_pictures": {str(number): "" for number in range(610_000)}},
+}
+
+
+@pytest.mark.parametrize("changes", STATES.values(), ids=STATES)
+def test_a_state_that_holds_too_much(tmp_path, changes):
+    made = checkpoint_seed(tmp_path)
+    state = json.loads((made.path / STATE).read_text())
+    (made.path / STATE).write_text(json.dumps({**state, **changes}))
+    vouch(made, STATE)
+    code, output, seconds, memory_bytes = measure(tmp_path, "-m", "clipctl", "checkpoint", "show", str(made.path))
+    assert code == 3 and "state.json cannot be read: it" in output, output
+    assert seconds < LIMIT_S and memory_bytes < LIMIT_BYTES
