@@ -56,14 +56,15 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
         partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def overwrite(path: Path, content: bytes) -> None:
+def overwrite(path: Path, content: bytes, limit_bytes: int) -> None:
     """Write over a small file, in one write and without using more disk space: any rest of the old content is filled
-    with spaces."""
-    descriptor = _open_plain(path, os.O_RDWR)
-    try:
-        os.write(descriptor, content.ljust(os.fstat(descriptor).st_size))
-    finally:
-        os.close(descriptor)
+    with spaces. One of more than `limit_bytes` is not ours: it is cut off first."""
+    with open_to_change(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > limit_bytes:
+            file.truncate(len(content))
+            size_bytes = 0
+        file.write(content.ljust(size_bytes))
 
 
 def open_plain(path: Path, *, follows_links: bool = False) -> io.FileIO:

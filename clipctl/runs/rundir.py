@@ -40,6 +40,7 @@ _MADE_NAME = re.compile(r"\d{8}-\d{6}-.*-([0-9a-f]{4})", re.DOTALL)
 _MAX_NAME_BYTES = 200
 _HEADER_LIMIT_BYTES = 10_000
 _JSON_LIMIT_BYTES = 1_000_000
+_STATUS_LIMIT_BYTES = 10_000
 _RETRIEVAL_BYTES = 4096  # room for longer ones later
 _PLANNING = ".planning-"  # followed by the process's number
 SHOWN_NAMES = 5  # of runs, in a message
@@ -336,7 +337,7 @@ class RunDir:
                 partial.write_text(text, encoding="utf-8")
         except OSError:
             with suppress(OSError):
-                overwrite(self.status_file, text.encode())
+                overwrite(self.status_file, text.encode(), _STATUS_LIMIT_BYTES)
 
     def write_retrieval(self, retrieval: Retrieval) -> None:
         """Write over the previous one, at every evaluation: a new file each time would take longer than all the rest.
@@ -344,7 +345,7 @@ class RunDir:
         content = (json.dumps(retrieval.to_dict()) + "\n").encode()
         with suppress(OSError):
             if self.retrieval_file.exists() and self.retrieval_file.stat().st_size >= len(content):
-                overwrite(self.retrieval_file, content)
+                overwrite(self.retrieval_file, content, _JSON_LIMIT_BYTES)
                 return
             with replaced(self.retrieval_file, durable=False) as partial:
                 partial.write_bytes(content.ljust(_RETRIEVAL_BYTES))

@@ -291,6 +291,53 @@ def test_a_tar_of_many_small_records(tmp_path, parts):
     assert time.process_time() - started < LIMIT_S / 2
 
 
+# --- tables and documents -----------------------------------------------------------------------------------------
+
+READ_ROWS = """
+import sys
+from clipctl.data.formats.recognise import recognise
+from clipctl.data.formats.rows import Hints
+from clipctl.errors import DataError
+try:
+    print(sum(1 for _ in recognise(sys.argv[1], Hints()).rows()))
+except DataError as error:
+    print(error)
+"""
+
+
+def sparse(file):
+    file.write_text("[")
+    os.truncate(file, 900_000_000)
+
+
+def of_endless_cells(file):
+    """Each cell in quotation marks, each line short, and all of them one row."""
+    file.write_text("image,caption\n0.png,a cat\n" + '"\n",' * 3_000_000)
+
+
+def coco(file):
+    images = [{"id": number, "file_name": f"{number:012d}.jpg", "height": 480} for number in range(20_000)]
+    notes = [{"image_id": n // 5, "id": n, "caption": "A man on a small moped."} for n in range(100_000)]
+    file.write_text(json.dumps({"images": images, "annotations": notes}, separators=(",", ":")))
+
+
+TABLES = {
+    "empty.json": (lambda file: file.write_text("[" + "{}," * 7_000_000 + "{}]"), "values in its first"),
+    "sparse.json": (sparse, "it has 4,096 zero bytes in a row"),
+    "coco.json": (coco, "20000"),
+    "cells.csv": (of_endless_cells, "has more than 8,000,000 characters"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_and_documents_cost_what_they_hold(tmp_path, name):
+    write, said = TABLES[name]
+    write(tmp_path / name)
+    code, output, seconds, memory_bytes = measure(tmp_path, "-c", READ_ROWS, str(tmp_path / name))
+    assert code == 0 and said in output, output
+    assert seconds < LIMIT_S and memory_bytes < LIMIT_BYTES
+
+
 # --- runs ---------------------------------------------------------------------------------------------------------
 
 
@@ -346,3 +393,23 @@ def test_a_state_that_holds_too_much(tmp_path, changes):
     code, output, seconds, memory_bytes = measure(tmp_path, "-m", "clipctl", "checkpoint", "show", str(made.path))
     assert code == 3 and "state.json cannot be read: it" in output, output
     assert seconds < LIMIT_S and memory_bytes < LIMIT_BYTES
+
+
+WRITE_ANEW = """
+import sys
+from pathlib import Path
+from clipctl.runs.retrieval import Query, Retrieval
+from clipctl.runs.rundir import RunDir, overwrite
+run = RunDir(Path(sys.argv[1]))
+run.write_retrieval(Retrieval(25, 16, (Query("a red boat", 1, 3, ()),)))
+overwrite(run.status_file, b"{}", 10_000)  # as on a full disk
+"""
+
+
+def test_what_is_written_over_is_no_larger_than_ours(run):
+    for file in (run.retrieval_file, run.status_file):
+        os.truncate(file, 3 * 2**30)
+    code, output, seconds, memory_bytes = measure(run.path, "-c", WRITE_ANEW, str(run.path))
+    assert code == 0 and seconds < LIMIT_S and memory_bytes < LIMIT_BYTES, output
+    assert run.retrieval().step == 25
+    assert max(file.stat().st_size for file in (run.retrieval_file, run.status_file)) < 10_000
