@@ -214,7 +214,7 @@ class RunDir:
 
     @staticmethod
     def is_run(path: Path) -> bool:
-        return (path / "config.yaml").is_file()
+        return os.path.isfile(path / "config.yaml")  # False for names that no file can have, too
 
     @classmethod
     def find(cls, root: Path, text: str) -> "RunDir":
@@ -271,6 +271,8 @@ class RunDir:
             owner = self.status()
             who = f" by process {owner.pid} on {owner.host}" if owner else ""
             raise RunError(f"{self.path} is in use{who}", f"watch it with: clipctl monitor {self.handle}") from None
+        except IsADirectoryError:
+            raise RunError(f"{self.lock_file} is a directory", f"remove it: rm -r {self.lock_file}") from None
 
     def is_held_by(self, pid: int) -> bool:
         """Whether a process on this computer owns the run: the lock is held, and that process has its file open. What
