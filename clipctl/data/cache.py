@@ -66,7 +66,7 @@ class DiskCache:
     power cut, a header may be on disk without its pixels.
     """
 
-    HEADER = struct.Struct("<HHI")  # height, width, CRC-32 of the pixels; all zero in an empty slot
+    HEADER = struct.Struct("<HHI")  # height, width, CRC-32 (`checksum_of`); all zero in an empty slot
 
     def __init__(self, source: Source, side_px: int, limit_bytes: int) -> None:
         self._source, self._side_px = source, side_px
@@ -113,7 +113,7 @@ class DiskCache:
             return None
         pixels = slot[self.HEADER.size : end].reshape(height, width, 3)
         if not self._checked[index]:
-            if zlib.crc32(pixels.data) != checksum:
+            if checksum_of(index, pixels) != checksum:
                 return None
             self._checked[index] = True
         return pixels
@@ -121,10 +121,15 @@ class DiskCache:
     def _write(self, index: int, pixels: Pixels) -> None:
         height, width, _ = pixels.shape
         content = np.ascontiguousarray(pixels)
-        header = self.HEADER.pack(height, width, zlib.crc32(content.data))
+        header = self.HEADER.pack(height, width, checksum_of(index, content))
         if self.HEADER.size + content.nbytes <= self.slot_bytes:
             self._file.seek(index * self.slot_bytes)
             self._file.write(header + content.tobytes())
+
+
+def checksum_of(index: int, pixels: Pixels) -> int:
+    """Of the pixels, their shape, and which picture it is."""
+    return zlib.crc32(pixels.data, zlib.crc32(f"{index} {pixels.shape}".encode()))
 
 
 def slot_bytes(side_px: int) -> int:

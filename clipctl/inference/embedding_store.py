@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
@@ -89,6 +90,8 @@ class Manifest:
             numbers = (manifest.generation, manifest.pictures, manifest.model.dimensions)
         except (KeyError, TypeError) as error:
             raise ValueError(f"incomplete: {error}") from None
+        if not isinstance(manifest.places, list) or not isinstance(manifest.sums, dict):
+            raise ValueError("its lists are invalid")
         texts = (*manifest.model[:3], manifest.dtype, *manifest.places, *manifest.sums.values(), *manifest.sums)
         if not all(type(number) is int and 0 <= number < 2**40 for number in numbers):
             raise ValueError("its numbers are invalid")
@@ -230,7 +233,7 @@ def _parsed(line: bytes, file: Path) -> PictureId:
     try:
         values = files.parse_json(line)
         return PictureId(str(values["path"]), int(values["size_bytes"]), int(values["changed"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise StoreError(f"{file} is damaged: {error}") from None
 
 
@@ -244,8 +247,8 @@ def _open_vectors(path: Path, shape: tuple[int, int], dtype: str) -> NDArray[Any
             if (found, str(kind), is_fortran) != (shape, dtype, False):
                 raise ValueError(f"it does not hold {shape[0]:,} vectors of {shape[1]:,} numbers in {dtype}")
             return np.memmap(file, dtype=kind, mode="c", offset=file.tell(), shape=shape)
-        except (ValueError, EOFError) as error:
-            raise StoreError(f"{path} is damaged: {error}") from None
+        except (ValueError, EOFError, SyntaxError, TokenError) as error:  # numpy reads the header as Python
+            raise StoreError(f"{path} is damaged: {str(error)[:200]}") from None
 
 
 # --- writing --------------------------------------------------------------------------------------------------
