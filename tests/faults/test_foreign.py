@@ -477,7 +477,7 @@ def profile(*rates):
 
 
 def test_a_rate_that_cannot_be_is_measured_again(home, micro, monkeypatch):
-    """Two threads that reach next to nothing where one reaches a hundred: another program was busy."""
+    """W4: two threads that reach next to nothing where one reaches a hundred: another program was busy."""
     update_profile(lambda kept: kept.with_rates([Rates("cpu", "fp32", 1, 103.0), Rates("cpu", "fp32", 2, 0.044)]))
     assert load_profile().exact_rate("cpu", "fp32", 2) is None
     found = iter([0.044, 0.05, 180.0])
@@ -491,6 +491,7 @@ def test_a_rate_that_cannot_be_is_measured_again(home, micro, monkeypatch):
 
 
 def test_what_was_measured_beside_busy_programs_is_not_kept(home, micro, monkeypatch):
+    """W4."""
     monkeypatch.setattr(choice, "probe_rates", lambda device, precision, threads: Rates("cpu", precision, threads, 9.0))
     monkeypatch.setattr(choice.OtherLoad, "cores", lambda self: 1.5)
     monkeypatch.setattr(choice, "update_profile", lambda change: pytest.fail("kept"))
