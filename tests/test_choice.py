@@ -190,7 +190,7 @@ def test_rates_are_of_the_right_order():
 
 
 def test_a_busy_program_does_not_hide_what_fp32_reaches(monkeypatch):
-    """W4: waiting for a core that others use takes 12 ms however small the product is: only a large one tells anything."""
+    """W4: waiting for a busy core takes 12 ms however small the product is: only a large one tells anything."""
     monkeypatch.setattr("clipctl.training.trial.Stopwatch.sample", lambda _: 0.012)
     fp32, bf16 = (probe_rates(open_device("cpu"), precision, 1).gflops for precision in ("fp32", "bf16"))
     assert fp32 > 20 and bf16 < 0.1
