@@ -58,6 +58,9 @@ def unreadable(path: object, error: OSError) -> DataError:
         errno.EACCES: "you lack permission: if the files are yours, chmod -R u+rX grants it",
         errno.ENAMETOOLONG: "pass a path, or shorten the name",
         errno.ENOENT: "check the path",
+        errno.EISDIR: "a file belongs there: rename or remove the directory",
+        errno.ENOTDIR: "a part of the path is a file, not a directory",
+        errno.ELOOP: "remove the symbolic link",
     }
     hint = hints.get(error.errno or 0, "check that the disk or network drive is connected, then try again")
     return DataError(f"{str(path)[:200]} cannot be read: {error.strerror or error}", hint)

@@ -59,14 +59,15 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
         partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
 
 
-def overwrite(path: Path, content: bytes) -> None:
+def overwrite(path: Path, content: bytes, limit_bytes: int) -> None:
     """Write over a small file, in one write and without using more disk space: any rest of the old content is filled
-    with spaces."""
-    descriptor = _open_plain(path, os.O_RDWR)
-    try:
-        os.write(descriptor, content.ljust(os.fstat(descriptor).st_size))
-    finally:
-        os.close(descriptor)
+    with spaces. One of more than `limit_bytes` is not ours: it is cut off first."""
+    with open_to_change(path) as file:
+        size_bytes = os.fstat(file.fileno()).st_size
+        if size_bytes > limit_bytes:
+            file.truncate(len(content))
+            size_bytes = 0
+        file.write(content.ljust(size_bytes))
 
 
 def open_plain(path: Path, *, follows_links: bool = False) -> io.FileIO:
@@ -79,6 +80,11 @@ def open_to_append(path: Path) -> int:
     """The descriptor of a regular file, created if there is none. In a copied run, a symbolic link with an expected
     name would let us write to any of the user's files."""
     return _open_plain(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+
+def open_to_change(path: Path) -> io.FileIO:
+    """Open a regular file for reading and writing anywhere in it, created if there is none."""
+    return io.FileIO(_open_plain(path, os.O_RDWR | os.O_CREAT), "r+b")
 
 
 class NotPlainError(OSError):

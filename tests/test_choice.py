@@ -106,6 +106,7 @@ def slow_start(batch_size):
 
 
 def test_what_is_too_large_to_try_is_tried_in_small(machine):
+    """W4: the stand-in is a smaller model, all settings try the same, and the forecast at the real batch decides."""
     machine.seconds = {("fp32", 2): 1.0, ("bf16", 2): 0.5, ("bf16", 1): 0.9}
     decided("large", steps=10_000)
     for settings, workload in machine.trials:
@@ -189,7 +190,7 @@ def test_rates_are_of_the_right_order():
 
 
 def test_a_busy_program_does_not_hide_what_fp32_reaches(monkeypatch):
-    """Waiting for a core that others use takes 12 ms however small the product is: only a large one tells anything."""
+    """W4: waiting for a busy core takes 12 ms however small the product is: only a large one tells anything."""
     monkeypatch.setattr("clipctl.training.trial.Stopwatch.sample", lambda _: 0.012)
     fp32, bf16 = (probe_rates(open_device("cpu"), precision, 1).gflops for precision in ("fp32", "bf16"))
     assert fp32 > 20 and bf16 < 0.1

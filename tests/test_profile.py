@@ -26,8 +26,11 @@ def home(tmp_path, monkeypatch):
     return tmp_path / "home"
 
 
+SAVED_S = now_s()
+
+
 def sample(batch_size=8, step_s=0.5, **others):
-    values = {"device": "cpu", "precision": "fp32", "threads": 2, "iqr_s": 0.01, "peak_bytes": None, "saved_s": 1.0}
+    values = {"device": "cpu", "precision": "fp32", "threads": 2, "iqr_s": 0.01, "peak_bytes": None, "saved_s": SAVED_S}
     return StepSample(workload=Workload(ModelConfig(), batch_size, 60).to_dict(), step_s=step_s, **{**values, **others})
 
 

@@ -1,5 +1,6 @@
 """The command line: one app, one place where errors become messages and exit codes."""
 
+import errno
 import os
 import sys
 from typing import Annotated, Any
@@ -29,7 +30,10 @@ from clipctl.cli.commands import (
 )
 from clipctl.cli.output import print_problem, prose
 from clipctl.cli.startup import LightCommand, LightGroup, SpreadCommand
-from clipctl.errors import ClipctlError, ExitCode, Terminated
+from clipctl.errors import ClipctlError, ExitCode, Terminated, unreadable
+
+# What is wrong is the file, or its name, and not the disk or clipctl.
+THE_FILES_FAULT = (errno.EISDIR, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class Commands(LightGroup):
@@ -54,6 +58,10 @@ class Commands(LightGroup):
             raise typer.Exit(ExitCode.FAILURE) from None
         except OSError as error:
             _show_traceback()
+            if error.filename and error.errno in THE_FILES_FAULT:
+                problem = unreadable(error.filename, error)
+                print_problem(str(problem), problem.hint)
+                raise typer.Exit(problem.exit_code) from None
             where = f": {error.filename}" if error.filename else ""
             print_problem(f"{error.strerror or error}{where}", None)
             raise typer.Exit(ExitCode.FAILURE) from None

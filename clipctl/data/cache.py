@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock
 
 from clipctl import files
-from clipctl.data.decoding import Pixels
+from clipctl.data.decoding import Pixels, to_pixels
 from clipctl.data.images import to_area
 from clipctl.data.source import Source
 from clipctl.hardware.profile import cache_dir
@@ -38,7 +38,7 @@ def open_cache(kind: CacheKind, source: Source, side_px: int, limit_bytes: int) 
 
 def decoded(source: Source, index: int, side_px: int) -> Pixels:
     """The pixels to cache for a picture. Raises BadPictureError."""
-    return to_area(np.array(source.picture(index, side_px)), side_px)
+    return to_area(to_pixels(source.picture(index, side_px)), side_px)
 
 
 class RamCache:
@@ -66,7 +66,7 @@ class DiskCache:
     power cut, a header may be on disk without its pixels.
     """
 
-    HEADER = struct.Struct("<HHI")  # height, width, CRC-32 of the pixels; all zero in an empty slot
+    HEADER = struct.Struct("<HHI")  # height, width, CRC-32 (`checksum_of`); all zero in an empty slot
 
     def __init__(self, source: Source, side_px: int, limit_bytes: int) -> None:
         self._source, self._side_px = source, side_px
@@ -77,12 +77,14 @@ class DiskCache:
 
     def _open(self) -> None:
         # Locked, because a second process that sizes the file at the same time could shrink it again.
-        with FileLock(self.path.with_suffix(".lock")), self.path.open("ab") as file:
-            if os.fstat(file.fileno()).st_size < self._slots * self.slot_bytes:
-                file.truncate(self._slots * self.slot_bytes)  # sparse: takes no space until written
+        with FileLock(self.path.with_suffix(".lock")):
+            if self.path.is_symlink() or self.path.is_fifo():  # not ours: the name goes, what it stands for stays
+                self.path.unlink()
+            self._file = files.open_to_change(self.path)
+            if os.fstat(self._file.fileno()).st_size < self._slots * self.slot_bytes:
+                self._file.truncate(self._slots * self.slot_bytes)  # sparse: takes no space until written
         os.utime(self.path)  # marks the last use
-        self._file = self.path.open("r+b", buffering=0)
-        self._map = np.memmap(self.path, dtype=np.uint8, mode="r") if self._slots else np.zeros(0, dtype=np.uint8)
+        self._map = np.memmap(self._file, dtype=np.uint8, mode="r") if self._slots else np.zeros(0, dtype=np.uint8)
         self._checked = np.zeros(self._slots, dtype=bool)
         self._is_open = True
 
@@ -111,7 +113,7 @@ class DiskCache:
             return None
         pixels = slot[self.HEADER.size : end].reshape(height, width, 3)
         if not self._checked[index]:
-            if zlib.crc32(pixels.data) != checksum:
+            if checksum_of(index, pixels) != checksum:
                 return None
             self._checked[index] = True
         return pixels
@@ -119,10 +121,15 @@ class DiskCache:
     def _write(self, index: int, pixels: Pixels) -> None:
         height, width, _ = pixels.shape
         content = np.ascontiguousarray(pixels)
-        header = self.HEADER.pack(height, width, zlib.crc32(content.data))
+        header = self.HEADER.pack(height, width, checksum_of(index, content))
         if self.HEADER.size + content.nbytes <= self.slot_bytes:
             self._file.seek(index * self.slot_bytes)
             self._file.write(header + content.tobytes())
+
+
+def checksum_of(index: int, pixels: Pixels) -> int:
+    """Of the pixels, their shape, and which picture it is."""
+    return zlib.crc32(pixels.data, zlib.crc32(f"{index} {pixels.shape}".encode()))
 
 
 def slot_bytes(side_px: int) -> int:
@@ -155,5 +162,5 @@ def make_room(source: Source, side_px: int, limit_bytes: int) -> None:
 
 
 def _occupied_bytes(path: Path) -> int:
-    facts = path.stat()
+    facts = path.lstat()
     return getattr(facts, "st_blocks", facts.st_size // 512) * 512

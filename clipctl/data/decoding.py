@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 from PIL import ExifTags, Image, UnidentifiedImageError
 
 from clipctl.data.bad import BadPictureError
+from clipctl.data.weighing import DEEP_MODES, MOST_SCANNED_PIXELS, MOST_SCANS, count_scans, decoding_bytes, has_alpha
 
 FORMATS = ("JPEG", "PNG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF")  # none that launches an external program
 FILE_LIMIT_BYTES = 256 * 2**20
 NO_HEIF = "HEIC: pip install pillow-heif or save as JPEG"  # why an iPhone's picture cannot be used
 PIXEL_LIMIT = 150_000_000  # a 12,000 × 12,000 scan; more is a mistake or an attack
-DECODED_LIMIT_BYTES = 600_000_000  # that one picture may take at once
+DECODED_LIMIT_BYTES = 900_000_000  # that one picture may take at once: 108 megapixels of a phone, on their side
 
 Pixels = NDArray[np.uint8]  # (H, W, 3)
 
@@ -67,12 +68,16 @@ def open_picture(content: bytes, least_px: int | None = None) -> Image.Image:
         picture = Image.open(io.BytesIO(content), formats=_formats())
         if picture.width * picture.height > PIXEL_LIMIT:
             raise BadPictureError(f"more than {PIXEL_LIMIT // 10**6} megapixels")
-        orientation = picture.getexif().get(ExifTags.Base.Orientation)
+        full_size, scans = picture.size, count_scans(picture, content)
+        if scans > MOST_SCANS or scans * picture.width * picture.height > MOST_SCANNED_PIXELS:
+            raise BadPictureError(f"a JPEG of {scans} scans")
         if least_px and picture.format == "JPEG" and min(picture.size) >= 2 * least_px:
             picture.draft("RGB", _drafted(picture.size, least_px))
-        if picture.width * picture.height * _bytes_per_pixel(picture) > DECODED_LIMIT_BYTES:
+        if decoding_bytes(picture, full_size, scans) > DECODED_LIMIT_BYTES:
             raise BadPictureError(f"more than {DECODED_LIMIT_BYTES // 10**6} MB when decoded")
+        orientation = picture.getexif().get(ExifTags.Base.Orientation)  # decodes a PNG, so not earlier
         rgb = to_rgb(picture)
+        del picture  # makes room for turning the other
     except BadPictureError:
         raise
     except UnidentifiedImageError:
@@ -100,20 +105,7 @@ def _drafted(size: tuple[int, int], least_px: int) -> tuple[int, int]:
 
 
 STRIP_ROWS = 64
-_DEEP = ("I;16", "I;16L", "I;16B", "I;16N", "I", "F")  # more than eight bits of grey
-
-
-def _bytes_per_pixel(picture: Image.Image) -> int:
-    """What decoding takes at its peak: the pixels as they are in the file, beside those in RGB."""
-    if picture.mode == "RGB" and "transparency" not in picture.info:
-        return 3
-    if picture.mode in _DEEP:
-        return (2 if picture.mode.startswith("I;16") else 4) + 3
-    return 12 if _has_alpha(picture) else 4 + 3  # with transparency: twice, the white below, and the mask
-
-
-def _has_alpha(picture: Image.Image) -> bool:
-    return picture.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in picture.info
+STRIP_PIXELS = 4_000_000
 
 
 def to_rgb(picture: Image.Image) -> Image.Image:
@@ -122,10 +114,10 @@ def to_rgb(picture: Image.Image) -> Image.Image:
     if mode == "RGB" and "transparency" not in picture.info:
         picture.load()
         return picture
-    if mode in _DEEP:  # convert() would clip everything above 255
+    if mode in DEEP_MODES:  # convert() would clip everything above 255
         return _eight_bits(picture)
-    if _has_alpha(picture):
-        above = picture.convert("RGBA")
+    if has_alpha(picture):
+        above = picture if picture.mode == "RGBA" else picture.convert("RGBA")
         white = Image.new("RGB", picture.size, _WHITE)
         white.paste(above, mask=above.getchannel("A"))
         return white
@@ -147,6 +139,17 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
         shares = np.clip((values - low) / max(high - low, 1e-12), 0, 1)
         rgb.paste(Image.fromarray((shares * 255).round().astype(np.uint8), "L").convert("RGB"), strip[:2])
     return rgb
+
+
+def to_pixels(picture: Image.Image) -> Pixels:
+    """As an array. A large one in strips, because Pillow hands out the pixels by way of two more copies."""
+    width, height = picture.size
+    if width * height <= STRIP_PIXELS:
+        return np.array(picture)
+    pixels = np.empty((height, width, 3), dtype=np.uint8)
+    for top in range(0, height, STRIP_ROWS):
+        pixels[top : top + STRIP_ROWS] = np.asarray(picture.crop((0, top, width, min(top + STRIP_ROWS, height))))
+    return pixels
 
 
 def _values(picture: Image.Image, strip: tuple[int, int, int, int]) -> NDArray[Any]:

@@ -26,6 +26,7 @@ LONGEST_CAPTIONS, COUNTED_CAPTIONS = 2_000, 200_000  # tokenised to find the lon
 MIN_WORD_COUNT = 2  # rarer words are spelled: an id seen once learns nothing
 WORDS = 16_384  # of `words` without a number; as many as there are, if fewer
 KEPT_SPELLINGS = 100_000
+LONGEST_PIECE = 64  # characters: a longer run of letters is no word, and every length up to this is tried when spelling
 TOKENIZER_HINT = "--tokenizer takes words, characters, bpe:4096, or the path of a tokenizer.json"
 MODEL_HINT = "the model's files are damaged or were edited: use another checkpoint, or export the model again"
 
@@ -99,7 +100,11 @@ class WordTokenizer:
     def __init__(self, pieces: Sequence[str], context: int) -> None:
         self.pieces, self.context = tuple(pieces), context
         self._ids = {piece: id for id, piece in enumerate(pieces, start=_FIRST_CHARACTER_ID)}
-        self._longest = max((len(piece) for piece in pieces), default=1)
+        is_inner = {piece: piece.startswith("##") for piece in pieces}
+        self._longest = {  # of the pieces that begin a word, and of those that continue one
+            "": max((len(piece) for piece in pieces if not is_inner[piece]), default=1),
+            "##": max((len(piece) - 2 for piece in pieces if is_inner[piece]), default=1),
+        }
         self._spelled: dict[str, list[int]] = {}
         self.end_id = _FIRST_CHARACTER_ID + len(self.pieces)
         self.vocab_size = self.end_id + 1
@@ -112,7 +117,7 @@ class WordTokenizer:
         spelled = [*characters, *(f"##{character}" for character in characters)]
         room = max(0, vocab_size - len(spelled) - _FIRST_CHARACTER_ID - 1)
         frequent = sorted(
-            (word for word, count in counts.items() if count >= MIN_WORD_COUNT and len(word) > 1),
+            (word for word, count in counts.items() if count >= MIN_WORD_COUNT and 1 < len(word) <= LONGEST_PIECE),
             key=lambda word: (-counts[word], word),
         )
         return cls([*spelled, *frequent[:room]], context)
@@ -129,17 +134,19 @@ class WordTokenizer:
     def _spell(self, word: str) -> list[int]:
         if word in self._ids:
             return [self._ids[word]]
-        if word not in self._spelled:
-            ids, start, prefix = [], 0, ""
-            while start < len(word):
-                ends = range(min(len(word), start + self._longest), start, -1)
-                end = next((end for end in ends if prefix + word[start:end] in self._ids), start + 1)
-                ids.append(self._ids.get(prefix + word[start:end], UNKNOWN_ID))
-                start, prefix = end, "" if ids[-1] == UNKNOWN_ID else "##"
+        if word in self._spelled:
+            return self._spelled[word]
+        ids, start, prefix = [], 0, ""
+        while start < len(word):
+            ends = range(min(len(word), start + self._longest[prefix]), start, -1)
+            end = next((end for end in ends if prefix + word[start:end] in self._ids), start + 1)
+            ids.append(self._ids.get(prefix + word[start:end], UNKNOWN_ID))
+            start, prefix = end, "" if ids[-1] == UNKNOWN_ID else "##"
+        if len(word) <= LONGEST_PIECE:  # longer ones hardly ever occur twice
             if len(self._spelled) >= KEPT_SPELLINGS:
                 self._spelled.clear()
             self._spelled[word] = ids
-        return self._spelled[word]
+        return ids
 
     def to_dict(self) -> dict[str, Any]:
         return {"kind": self.kind, "pieces": list(self.pieces), "context": self.context}
@@ -261,6 +268,8 @@ def from_dict(document: dict[str, Any]) -> Tokenizer:
     if kind == CharacterTokenizer.kind and isinstance(document.get("alphabet"), str):
         return CharacterTokenizer(document["alphabet"], context)
     if kind == WordTokenizer.kind and _are_texts(document.get("pieces")):
+        if any(len(piece.removeprefix("##")) > LONGEST_PIECE for piece in document["pieces"]):
+            raise DataError(f"the model's tokenizer has a piece of more than {LONGEST_PIECE} characters", MODEL_HINT)
         return WordTokenizer(document["pieces"], context)
     if kind == SubwordTokenizer.kind and isinstance(document.get("definition"), dict):
         try:

@@ -7,7 +7,7 @@ from statistics import median
 import numpy as np
 
 from clipctl.data.bad import BadPictureError
-from clipctl.data.decoding import Pixels
+from clipctl.data.decoding import Pixels, to_pixels
 from clipctl.data.inspection import sample_of
 from clipctl.data.source import Source
 
@@ -38,7 +38,7 @@ def traits_of(source: Source) -> Traits:
     sides, shares = [], []
     for index in sample_of(source, LOOKED_AT):
         try:
-            pixels = np.array(source.picture(index, LOOKED_AT_PX))
+            pixels = to_pixels(source.picture(index, LOOKED_AT_PX))
         except BadPictureError:
             continue
         sides.append(min(pixels.shape[:2]))

@@ -9,13 +9,13 @@ import platform
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, astuple, dataclass, field, fields, replace
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import psutil
 from filelock import FileLock
@@ -26,7 +26,7 @@ from clipctl.hardware import cpu
 SCHEMA = "clipctl.machine/2"
 LIMIT_BYTES = 8_000_000
 KEPT_STEPS = 500
-RATES_LIFE_S = 30 * 86400.0  # then they are measured again, which takes a moment
+LIFE_S = 30 * 86400.0  # of what was measured: then it is measured again, which takes a moment
 LEAST_GAIN = 0.7  # of a rate with more threads over one with fewer
 HYBRID = "hybrid"  # a device made of two: image tower on the accelerator, text tower on the CPU
 
@@ -125,6 +125,7 @@ class AttentionTimes:
     shape: dict[str, Any]  # as plain values
     fused_s: float
     plain_s: float
+    saved_s: float = 0.0  # since 1970
 
     @property
     def key(self) -> tuple[Any, ...]:
@@ -179,6 +180,7 @@ class Profile:
 
     def with_attention(self, new: "list[AttentionTimes]") -> "Profile":
         """Known times are kept: the same command gives the same weights only if it decides in the same way."""
+        new = [one if one.saved_s else replace(one, saved_s=now_s()) for one in new]
         known = {one.key: one for one in (*new, *self.attention)}
         return replace(self, attention=tuple(known.values())[-KEPT_STEPS:])
 
@@ -211,14 +213,21 @@ class Profile:
             return cls(
                 machine=Machine.parse(document["machine"]),
                 devices=tuple(DeviceFacts(**_numbers(one, "memory_bytes")) for one in document["devices"]),
-                rates=tuple(rate for one in document["rates"] if (rate := _rate(one)).saved_s > now_s() - RATES_LIFE_S),
-                steps=tuple(_sample(one) for one in document["steps"]),
-                attention=tuple(_times(one) for one in document.get("attention", ())),
+                rates=_recent(map(_rate, document["rates"])),
+                steps=_recent(map(_sample, document["steps"])),
+                attention=_recent(map(_times, document.get("attention", ()))),
                 checked={key: dict(one) for key, one in document["checked"].items()},
                 benched_s=document["benched_s"],
             )
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"incomplete: {error}") from None
+
+
+Measured = TypeVar("Measured", Rates, StepSample, AttentionTimes)
+
+
+def _recent(measured: Iterable[Measured]) -> tuple[Measured, ...]:
+    return tuple(one for one in measured if one.saved_s > now_s() - LIFE_S)
 
 
 def _rate(values: dict[str, Any]) -> Rates:
@@ -233,7 +242,7 @@ def _sample(values: dict[str, Any]) -> StepSample:
 
 
 def _times(values: dict[str, Any]) -> AttentionTimes:
-    times = AttentionTimes(**_numbers(values, "threads", "fused_s", "plain_s"))
+    times = AttentionTimes(**_numbers({"saved_s": 0.0, **values}, "threads", "fused_s", "plain_s", "saved_s"))
     if not isinstance(times.shape, dict):
         raise ValueError("attention without a shape")
     return times

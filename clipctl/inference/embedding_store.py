@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from tokenize import TokenError
+from typing import Any, BinaryIO, Literal, NamedTuple
 
 import numpy as np
 from filelock import FileLock, Timeout
@@ -32,7 +33,8 @@ SCHEMA = "clipctl.index/1"
 MANIFEST = "manifest.json"
 LOCK, PARTS = ".lock", ".parts"
 MANIFEST_LIMIT_BYTES = 1_000_000
-LINE_LIMIT_BYTES = 100_000
+LINE_LIMIT_BYTES, SHORTEST_LINE_BYTES = 100_000, 30
+BLOCK_BYTES = 1 << 22
 ROWS_AT_A_TIME = 4096  # when a state is written
 TRIES = 3  # to read a state that a refresh may just be replacing
 
@@ -91,6 +93,8 @@ class Manifest:
             numbers = (manifest.generation, manifest.pictures, manifest.model.dimensions)
         except (KeyError, TypeError) as error:
             raise ValueError(f"incomplete: {error}") from None
+        if not isinstance(manifest.places, list) or not isinstance(manifest.sums, dict):
+            raise ValueError("its lists are invalid")
         texts = [*manifest.model[:3], manifest.dtype, *manifest.places, *manifest.sums, *manifest.sums.values()]
         texts += manifest.hints.values()
         if not all(type(number) is int and 0 <= number < 2**40 for number in numbers):
@@ -106,10 +110,8 @@ class EmbeddingStore:
     def __init__(self, path: Path, manifest: Manifest, guard: object = None) -> None:
         self.path, self.manifest = path, manifest
         self._guard = guard
-        self.vectors: NDArray[Any] = _open_vectors(path / manifest.vectors_file)
-        expected = (manifest.pictures, manifest.model.dimensions), manifest.dtype
-        if (self.vectors.shape, str(self.vectors.dtype)) != expected:
-            raise StoreError(f"{path / manifest.vectors_file} is damaged: it does not hold what {MANIFEST} says")
+        shape = manifest.pictures, manifest.model.dimensions
+        self.vectors: NDArray[Any] = _open_vectors(path / manifest.vectors_file, shape, manifest.dtype)
         self._lines = _Lines(path / manifest.pictures_file)
         if len(self._lines) != manifest.pictures:
             raise StoreError(
@@ -196,13 +198,13 @@ def read_manifest(path: Path) -> Manifest:
 
 
 class _Lines:
-    """The lines of a file, by number, without reading it into memory."""
+    """The lines of a file, by number, without reading it into memory. Raises StoreError if they cannot be ours."""
 
     def __init__(self, path: Path) -> None:
         with files.open_plain(path) as file:
             size = os.fstat(file.fileno()).st_size
+            self._ends = _line_ends(file, path)
             self._bytes = np.memmap(file, dtype=np.uint8, mode="r") if size else np.zeros(0, np.uint8)
-        self._ends = np.flatnonzero(self._bytes == ord("\n"))
 
     def __len__(self) -> int:
         return len(self._ends)
@@ -212,11 +214,27 @@ class _Lines:
         return self._bytes[start : min(int(self._ends[number]), start + LINE_LIMIT_BYTES)].tobytes()
 
 
+def _line_ends(file: BinaryIO, path: Path) -> NDArray[np.int64]:
+    """Where each line ends. Neither a hole of gigabytes nor as many empty lines get far."""
+    ends, place, last = [np.zeros(0, np.int64)], 0, -1
+    while block := file.read(BLOCK_BYTES):
+        found = place + np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+        lengths = np.diff(found, prepend=last)
+        place += len(block)
+        last = int(found[-1]) if len(found) else last
+        if len(found) and not SHORTEST_LINE_BYTES <= lengths.min() <= lengths.max() <= LINE_LIMIT_BYTES:
+            raise StoreError(f"{path} is damaged: it has a line of {lengths.max():,} bytes, or one that is too short")
+        if place - last > LINE_LIMIT_BYTES:
+            raise StoreError(f"{path} is damaged: a line has more than {LINE_LIMIT_BYTES:,} bytes")
+        ends.append(found)
+    return np.concatenate(ends)
+
+
 def _parsed(line: bytes, file: Path) -> PictureId:
     try:
         values = files.parse_json(line)
         return PictureId(str(values["path"]), int(values["size_bytes"]), int(values["changed"]))
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise StoreError(f"{file} is damaged: {error}") from None
 
 
@@ -228,13 +246,18 @@ def _parsed_bad(line: bytes, file: Path) -> BadFile:
         raise StoreError(f"{file} is damaged: a picture has no reason") from None
 
 
-def _open_vectors(path: Path) -> NDArray[Any]:
-    """Mapped, not read. Never unpickled. Copied on write, because torch wants writable memory."""
-    files.open_plain(path).close()
-    try:
-        return np.load(path, mmap_mode="c", allow_pickle=False)  # type: ignore[no-any-return]
-    except (ValueError, EOFError) as error:
-        raise StoreError(f"{path} is damaged: {error}") from None
+def _open_vectors(path: Path, shape: tuple[int, int], dtype: str) -> NDArray[Any]:
+    """Mapped, not read. Never unpickled, nor unpacked. Copied on write, because torch wants writable memory."""
+    with files.open_plain(path) as file:
+        try:
+            if np.lib.format.read_magic(file) != (1, 0):
+                raise ValueError("it is not a plain .npy file")
+            found, is_fortran, kind = np.lib.format.read_array_header_1_0(file)
+            if (found, str(kind), is_fortran) != (shape, dtype, False):
+                raise ValueError(f"it does not hold {shape[0]:,} vectors of {shape[1]:,} numbers in {dtype}")
+            return np.memmap(file, dtype=kind, mode="c", offset=file.tell(), shape=shape)
+        except (ValueError, EOFError, SyntaxError, TokenError) as error:  # numpy reads the header as Python
+            raise StoreError(f"{path} is damaged: {str(error)[:200]}") from None
 
 
 # --- writing --------------------------------------------------------------------------------------------------
@@ -289,9 +312,9 @@ def unfinished_work(path: Path, model: ModelFacts, dtype: str) -> dict[PictureId
     found: dict[PictureId, Known] = {}
     for file in sorted((path / PARTS).glob(f"{model.fingerprint[:16]}-{dtype}-*.jsonl")):
         with suppress(StoreError, OSError):
-            lines, vectors = _Lines(file), _open_vectors(file.with_suffix(".npy"))
-            if vectors.shape == (len(lines), model.dimensions):
-                found |= {_parsed(lines[row], file): Known(vectors, row) for row in range(len(lines))}
+            lines = _Lines(file)
+            vectors = _open_vectors(file.with_suffix(".npy"), (len(lines), model.dimensions), dtype)
+            found |= {_parsed(lines[row], file): Known(vectors, row) for row in range(len(lines))}
     return found
 
 

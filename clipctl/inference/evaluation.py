@@ -16,7 +16,7 @@ from torch import Tensor
 
 from clipctl.data.bad import USABLE_HINT, BadPicture, BadPictureError, bad_counts
 from clipctl.data.baseline import SIDE_PX, Baseline, nearest_pixels_recall, thumbnail
-from clipctl.data.decoding import Pixels
+from clipctl.data.decoding import Pixels, to_pixels
 from clipctl.data.held_out import Matches
 from clipctl.data.source import Source
 from clipctl.errors import DataError
@@ -185,7 +185,7 @@ def baseline(data: EmbeddedData, trained_on: Source) -> Baseline:
 
     def pixels(index: int) -> Pixels | None:
         try:
-            return np.array(trained_on.picture(index, SIDE_PX * 2))
+            return to_pixels(trained_on.picture(index, SIDE_PX * 2))
         except BadPictureError:
             return None
 

@@ -62,7 +62,8 @@ def from_transformers(config: Document, preprocessor: Document | None) -> ModelC
         wanted = {"intermediate_size": MLP_RATIO * tower["hidden_size"], "layer_norm_eps": _EPS}
         _check_plain(tower, wanted, name)
     if vision["hidden_act"] != text["hidden_act"]:
-        raise CheckpointError(f"its towers have different activations: {vision['hidden_act']}, {text['hidden_act']}")
+        both = _shown([vision["hidden_act"], text["hidden_act"]])
+        raise CheckpointError(f"its towers have different activations: {both}")
     image = ImageTowerConfig(
         size_px=_whole(vision, "image_size"),
         patch_px=_whole(vision, "patch_size"),
@@ -113,7 +114,8 @@ def _with_preprocessing(image: ImageTowerConfig, preprocessor: Document) -> Imag
     _check_plain(preprocessor, wanted, "preprocessor_config.json")
     sides = {one for value in (size, crop) for one in (value.values() if isinstance(value, Mapping) else [value])}
     if sides != {image.size_px}:
-        raise CheckpointError(f"its pictures are cut to {sorted(sides)} px, but its model takes {image.size_px} px")
+        cut = _shown(sorted(sides, key=str))
+        raise CheckpointError(f"its pictures are cut to {cut} px, but its model takes {image.size_px} px")
     mean, std = preprocessor.get("image_mean", OPENAI_MEAN), preprocessor.get("image_std", OPENAI_STD)
     return replace(image, mean=_colour(mean), std=_colour(std))
 
@@ -270,24 +272,28 @@ def _block_numbers(shapes: Mapping[str, tuple[int, ...]], tower: str) -> list[in
 def _check_plain(document: Document, wanted: Document, where: str) -> None:
     for key, value in wanted.items():
         if key in document and document[key] != value:
-            raise CheckpointError(f"{where} has {key} {document[key]!r}, and clipctl knows only {value!r}")
+            raise CheckpointError(f"{where} has {key} {_shown(document[key])}, and clipctl knows only {value!r}")
+
+
+def _shown(value: Any) -> str:
+    return repr(value)[:60]
 
 
 def _whole(document: Document, key: str) -> int:
     value = document.get(key)
     value = value[0] if isinstance(value, list | tuple) and len(set(value)) == 1 else value
     if type(value) is not int or not 0 < value < 10_000_000:
-        raise CheckpointError(f"its config has no valid {key}: {value!r}")
+        raise CheckpointError(f"its config has no valid {key}: {_shown(value)}")
     return value
 
 
 def _colour(values: Any) -> tuple[float, ...]:
     if not isinstance(values, list | tuple) or len(values) != 3 or not all(type(one) in (int, float) for one in values):
-        raise CheckpointError(f"its pixel statistics are not three numbers: {values!r}")
+        raise CheckpointError(f"its pixel statistics are not three numbers: {_shown(values)}")
     return tuple(float(one) for one in values)
 
 
 def _activation(name: str) -> str:
     if name not in ("gelu", "quick_gelu"):
-        raise CheckpointError(f"its activation is {name!r}; clipctl knows gelu and quick_gelu")
+        raise CheckpointError(f"its activation is {_shown(name)}; clipctl knows gelu and quick_gelu")
     return name

@@ -121,7 +121,9 @@ def _described(path: Path, library: naming.Library, files: tuple[Path, ...], rea
     try:
         return ForeignModel(path, library, files, read(), hints)
     except CheckpointError as error:
-        raise CheckpointError(f"{path} cannot be used: {error}", error.hint) from None
+        raise CheckpointError(f"{path} cannot be used: {str(error)[:300]}", error.hint) from None
+    except (TypeError, ValueError, AttributeError, OverflowError) as error:  # such as a list where settings belong
+        raise CheckpointError(f"{path} cannot be used: its config is not valid: {str(error)[:100]}") from None
 
 
 def _weights(path: Path, names: tuple[str, ...]) -> tuple[Path, ...]:

@@ -1,14 +1,17 @@
 """Follows a metrics.jsonl that another process is writing: complete lines only, from where it left off."""
 
+import bisect
 import errno
 import math
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from clipctl.errors import RunError
 from clipctl.files import open_plain, parse_json
 from clipctl.runs import metrics
 
@@ -20,7 +23,11 @@ RECENT_BYTES = 2 << 20
 STRIDE = 64
 SIGNATURE_BYTES = 200
 
-_STEP_ROW, _SYSTEM_ROW, _RESUME_ROW = b'{"kind":"step"', b'{"kind":"system"', b'{"kind":"resume"'
+MOST_UNREADABLE, MOST_RESUMES = 10_000, 10_000  # a kill or a full disk tears a line, but not thousands
+
+_STEP_ROW, _SYSTEM_ROW = b'{"kind":"step"', b'{"kind":"system"'
+_RESUME_ROW = re.compile(rb'^\{"kind":"resume"[^\n]*', re.MULTILINE)
+_EMPTY_LINES = re.compile(rb"\n{2,}")
 # Keys are in the order in which the trainer writes them; an epoch row has its step before its loss.
 _LOSS = re.compile(rb'"epoch":\d+,"loss":([^,}]+)')
 _STEP = re.compile(rb'"step":(\d{1,15})[,}]')
@@ -35,6 +42,7 @@ class Rows:
     samples: list[dict[str, Any]]  # full step rows: all of them, or every n-th in a long history
     systems: list[dict[str, Any]]  # likewise
     others: list[dict[str, Any]]  # every other row
+    unreadable: int = 0  # lines among them that are no rows
 
 
 @dataclass(frozen=True)
@@ -50,6 +58,7 @@ class MetricsTail:
         self._path = path
         self._identity: tuple[int, int] | None = None
         self._offset = 0
+        self._unreadable = 0
         self._head, self._tail = b"", b""  # the file's first bytes, and those before the offset
 
     def poll(self) -> tuple[bool, Iterator[Rows]]:
@@ -69,6 +78,7 @@ class MetricsTail:
         if begins and next(_resumes(file, begins, status.st_size), None):
             begins, is_other = 0, True
         self._identity, self._offset = identity, begins
+        self._unreadable = self._unreadable if begins else 0
         return is_other, self._rows(file, status.st_size)
 
     def _is_continued(self, file: BinaryIO) -> bool:
@@ -81,13 +91,16 @@ class MetricsTail:
         """The rows up to `size`. Anything added meanwhile is left for next time, or a resume in it would be missed."""
         with file:
             recent = size - RECENT_BYTES if size - self._offset > LONG_PAST_BYTES else 0
-            resumes = list(_resumes(file, self._offset, size))
+            resumes = _Resumes(_resumes(file, self._offset, size), self._path)
             for offset, block in _blocks(file, self._offset, size):
                 self._head = self._head if offset else block[:SIGNATURE_BYTES]
                 self._offset, self._tail = offset + len(block), block[-SIGNATURE_BYTES:]
-                for part_offset, part in _split(offset, block, resumes):
-                    limit = min((one.step for one in resumes if one.offset > part_offset), default=math.inf)
-                    yield _parse(part, limit, STRIDE if part_offset < recent else 1)
+                for part_offset, part in resumes.split(offset, block):
+                    rows = _parse(part, resumes.limit(part_offset), STRIDE if part_offset < recent else 1)
+                    self._unreadable += rows.unreadable
+                    if self._unreadable > MOST_UNREADABLE:
+                        raise _damaged(self._path, f"{MOST_UNREADABLE:,} lines that cannot be read")
+                    yield rows
 
 
 def _blocks(file: BinaryIO, offset: int, size: int) -> Iterator[tuple[int, bytes]]:
@@ -123,24 +136,42 @@ def _end_of_hole(file: BinaryIO, place: int, size: int) -> int:
 
 def _resumes(file: BinaryIO, offset: int, size: int) -> Iterator[Resume]:
     for place, block in _blocks(file, offset, size):
-        start = block.find(_RESUME_ROW)
-        while start >= 0:
-            row = _row(block[start : block.index(b"\n", start)])
+        for found in _RESUME_ROW.finditer(block):
+            row = _row(found[0])
             if row and is_step(row):
-                yield Resume(place + start, row["step"])
-            start = block.find(_RESUME_ROW, start + 1)
+                yield Resume(place + found.start(), row["step"])
 
 
-def _split(offset: int, block: bytes, resumes: list[Resume]) -> Iterator[tuple[int, bytes]]:
-    """The parts of a block between resumes, so that one step limit applies to each part."""
-    cuts = [one.offset - offset for one in resumes if 0 < one.offset - offset < len(block)]
-    for begin, end in zip([0, *cuts], [*cuts, len(block)], strict=True):
-        yield offset + begin, block[begin:end]
+class _Resumes:
+    """The resumes in a file, to look up which of them undo the rows at a place."""
+
+    def __init__(self, resumes: Iterator[Resume], path: Path) -> None:
+        found = list(islice(resumes, MOST_RESUMES + 1))
+        if len(found) > MOST_RESUMES:
+            raise _damaged(path, f"{MOST_RESUMES:,} resumes")
+        self._offsets = [one.offset for one in found]
+        self._limits = list(accumulate((one.step for one in reversed(found)), min))[::-1]  # of each and those after it
+
+    def limit(self, offset: int) -> float:
+        """The earliest step that a later resume goes back to: rows after that step do not count."""
+        later = bisect.bisect_right(self._offsets, offset)
+        return self._limits[later] if later < len(self._limits) else math.inf
+
+    def split(self, offset: int, block: bytes) -> Iterator[tuple[int, bytes]]:
+        """The parts of a block between resumes, so that one step limit applies to each part."""
+        first, last = bisect.bisect_right(self._offsets, offset), bisect.bisect_left(self._offsets, offset + len(block))
+        cuts = [one - offset for one in self._offsets[first:last]]
+        for begin, end in zip([0, *cuts], [*cuts, len(block)], strict=True):
+            yield offset + begin, block[begin:end]
+
+
+def _damaged(path: Path, what: str) -> RunError:
+    return RunError(f"{path} is damaged: it has more than {what}", "copy the run again, or delete it: clipctl runs rm")
 
 
 def _parse(block: bytes, limit: float, stride: int) -> Rows:
     """The rows of a block up to the step `limit`."""
-    lines = block.split(b"\n")
+    lines = _EMPTY_LINES.sub(b"\n", block).strip(b"\n").split(b"\n") if block.strip(b"\n") else []
     rest = [line for line in lines if not line.startswith(_STEP_ROW)]
     steps, losses = _losses(block, lines, len(lines) - len(rest))
     if steps and steps[-1] > limit:
@@ -148,13 +179,15 @@ def _parse(block: bytes, limit: float, stride: int) -> Rows:
         steps, losses = [step for step, _ in pairs], [loss for _, loss in pairs]
     samples = _rows([line for line in lines[::stride] if line.startswith(_STEP_ROW)])
     systems = _rows([line for line in rest if line.startswith(_SYSTEM_ROW)][::stride])
-    others = _rows([line for line in rest if not line.startswith(_SYSTEM_ROW)])
+    lines = [line for line in rest if not line.startswith(_SYSTEM_ROW)]
+    others = [row for row in _rows(lines) if "kind" in row]
     return Rows(
         steps,
         losses,
         [row for row in samples if is_step(row) and row["step"] <= limit],
         systems,
         [row for row in others if _counts(row, limit)],
+        len(lines) - len(others),
     )
 
 
@@ -203,7 +236,7 @@ def _rows(lines: list[bytes]) -> list[dict[str, Any]]:
 
 
 def _row(line: bytes) -> dict[str, Any] | None:
-    row = _json(line)
+    row = _json(line) if len(line) <= metrics.LINE_LIMIT_BYTES else None
     return row if isinstance(row, dict) else None
 
 

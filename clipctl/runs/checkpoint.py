@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clipctl.errors import CheckpointError, NewerCheckpointError
-from clipctl.files import parse_json, read_bounded, read_json, sha256_of
+from clipctl.files import parse_json, read_bounded, sha256_of
 from clipctl.runs.tensors import read_header
 
 SCHEMA = 1
@@ -29,7 +29,8 @@ NEEDED = (MODEL, STATE)
 DIRECTORY_NAME = re.compile(r"step-(\d{8,})(?:\.(\d+))?")  # .1: the same step, saved again
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MANIFEST_LIMIT_BYTES = 1_000_000
-_STATE_LIMIT_BYTES = 16_000_000
+_STATE_LIMIT_BYTES = 16_000_000  # a large tokenizer, or the names of very many bad pictures
+_STATE_LIMIT_VALUES = 600_000
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,10 @@ class Checkpoint:
     def read_state(self) -> dict[str, Any]:
         """state.json: the step, the evaluations, the config, the tokenizer."""
         try:
-            document = read_json(self.file(STATE), _STATE_LIMIT_BYTES)
+            content = read_bounded(self.file(STATE), _STATE_LIMIT_BYTES)
+            if content.count(b",") > _STATE_LIMIT_VALUES:
+                raise ValueError(f"it has more than {_STATE_LIMIT_VALUES:,} values")
+            document = parse_json(content)
             if not isinstance(document, dict):
                 raise ValueError("it is not a JSON object")
             return document

@@ -1,16 +1,18 @@
 """Checkpoints of one run or of many: found by what the user types, checked, described as plain documents. No torch."""
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from clipctl.config.layers import Layer, resolve, to_layer
-from clipctl.errors import ConfigError, RunError
-from clipctl.runs.checkpoint import Checkpoint
+from clipctl.errors import CheckpointError, ConfigError, RunError
+from clipctl.runs.checkpoint import STATE, Checkpoint
 from clipctl.runs.rundir import RunDir
 from clipctl.runs.store import CheckpointStore, Entry, find_checkpoint
 from clipctl.runs.tensors import read_header
 
+SETTINGS_LIMIT_BYTES = 200_000
 MAX_DEPTH = 5  # of settings in settings
 
 
@@ -102,7 +104,7 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
         "saved_s": manifest.saved_s,
         "size_bytes": checkpoint.size_bytes,
         "metrics": manifest.metrics,
-        "config": flat(checkpoint.read_state().get("config", {})),
+        "config": _settings(checkpoint),
         "tensors": {
             name: {
                 tensor: {"dtype": info.dtype, "shape": list(info.shape)}
@@ -111,6 +113,16 @@ def checkpoint_document(checkpoint: Checkpoint) -> dict[str, Any]:
             for name in tensor_files(checkpoint)
         },
     }
+
+
+def _settings(checkpoint: Checkpoint) -> dict[str, Any]:
+    """By dotted key. They come from a YAML file once, and are no larger than such a file may be."""
+    config = checkpoint.read_state().get("config", {})
+    size_bytes = len(json.dumps(config))
+    if size_bytes > SETTINGS_LIMIT_BYTES:
+        problem = f"{checkpoint.path / STATE} cannot be read: its settings have {size_bytes:,} bytes"
+        raise CheckpointError(problem, f"the limit is {SETTINGS_LIMIT_BYTES:,}")
+    return flat(config)
 
 
 def changed_settings(config: dict[str, Any]) -> dict[str, Any]:

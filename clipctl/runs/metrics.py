@@ -15,7 +15,7 @@ from clipctl.errors import RunError
 from clipctl.files import open_plain, open_to_append, parse_json
 
 SCHEMA = 1
-LINE_LIMIT_BYTES = 4 << 20
+LINE_LIMIT_BYTES = 100_000  # ours have a few hundred bytes, the longest a few thousand
 WINDOW_STEPS = 20  # what "now" means wherever a run is shown: the mean of these last steps
 
 # Kinds of rows; every row but the header carries `kind`, `time_s` (since the epoch) and `elapsed_s` (monotonic).
@@ -96,6 +96,8 @@ def read_rows(path: Path) -> Iterator[dict[str, Any]]:
     """Complete rows; a line that is still being written (no newline yet) or was torn by a kill is skipped."""
     with open_plain(path) as raw, io.BufferedReader(raw) as lines:
         while (line := lines.readline(LINE_LIMIT_BYTES)).endswith(b"\n"):
+            if line == b"\n":
+                continue
             try:
                 row = parse_json(line)
             except ValueError:

@@ -40,6 +40,7 @@ _MADE_NAME = re.compile(r"\d{8}-\d{6}-.*-([0-9a-f]{4})", re.DOTALL)
 _MAX_NAME_BYTES = 200
 _HEADER_LIMIT_BYTES = 10_000
 _JSON_LIMIT_BYTES = 1_000_000
+_STATUS_LIMIT_BYTES = 10_000
 _RETRIEVAL_BYTES = 4096  # room for longer ones later
 _PLANNING = ".planning-"  # followed by the process's number
 SHOWN_NAMES = 5  # of runs, in a message
@@ -220,7 +221,7 @@ class RunDir:
 
     @staticmethod
     def is_run(path: Path) -> bool:
-        return (path / "config.yaml").is_file()
+        return os.path.isfile(path / "config.yaml")  # False for names that no file can have, too
 
     @classmethod
     def find(cls, root: Path, text: str) -> "RunDir":
@@ -277,6 +278,8 @@ class RunDir:
             owner = self.status()
             who = f" by process {owner.pid} on {owner.host}" if owner else ""
             raise RunError(f"{self.path} is in use{who}", f"watch it with: clipctl monitor {self.handle}") from None
+        except IsADirectoryError:
+            raise RunError(f"{self.lock_file} is a directory", f"remove it: rm -r {self.lock_file}") from None
 
     def is_held_by(self, pid: int) -> bool:
         """Whether a process on this computer owns the run: the lock is held, and that process has its file open. What
@@ -343,7 +346,7 @@ class RunDir:
                 partial.write_text(text, encoding="utf-8")
         except OSError:
             with suppress(OSError):
-                overwrite(self.status_file, text.encode())
+                overwrite(self.status_file, text.encode(), _STATUS_LIMIT_BYTES)
 
     def write_retrieval(self, retrieval: Retrieval) -> None:
         """Write over the previous one, at every evaluation: a new file each time would take longer than all the rest.
@@ -351,7 +354,7 @@ class RunDir:
         content = (json.dumps(retrieval.to_dict()) + "\n").encode()
         with suppress(OSError):
             if self.retrieval_file.exists() and self.retrieval_file.stat().st_size >= len(content):
-                overwrite(self.retrieval_file, content)
+                overwrite(self.retrieval_file, content, _JSON_LIMIT_BYTES)
                 return
             with replaced(self.retrieval_file, durable=False) as partial:
                 partial.write_bytes(content.ljust(_RETRIEVAL_BYTES))

@@ -4,6 +4,7 @@
 """
 
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -296,9 +297,9 @@ def _gross_problems(entry: Entry) -> list[str]:
 def find_checkpoint(root: Path, text: str, default: str = "last") -> Checkpoint:
     """The checkpoint that RUN@best, RUN@last, RUN@STEP, RUN (its last, or `default`) or a directory names."""
     path = Path(text)
-    if DIRECTORY_NAME.fullmatch(path.name) or (path / MANIFEST).exists():
+    if DIRECTORY_NAME.fullmatch(path.name) or os.path.exists(path / MANIFEST):
         return read_checkpoint(path)
-    if path.exists() and not RunDir.is_run(path):
+    if os.path.exists(path) and not RunDir.is_run(path):
         hint = "name one as RUN@best, RUN@last, RUN@STEP, or by its step-… directory"
         raise RunError(f"{text} is neither a checkpoint nor a run", hint)
     named, which = parse_reference(root, text)

@@ -212,7 +212,9 @@ def _read(path: Path) -> _Entry | None:
         if any(files.sha256_of(path / name) != document["files"][name] for name in ("rows.npy", "keys.npy")):
             return None
         rows = np.load(path / "rows.npy", mmap_mode="r", allow_pickle=False)
-        keys = np.load(path / "keys.npy", allow_pickle=False)
+        keys = np.load(path / "keys.npy", mmap_mode="r", allow_pickle=False)
+        if (rows.ndim, rows.dtype.kind, keys.ndim, keys.dtype) != (2, "f", 1, np.uint64):
+            return None
         return _Entry(rows, keys, {int(index): str(reason) for index, reason in document["bad"].items()})
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None

@@ -266,6 +266,9 @@ class RunJournal(Journal):
             self._recorder.stop()
         self._writer.write(metrics.END, {"state": outcome, "step": step, "lost_rows": self._writer.lost_rows})
         self._writer.close()
+        if lost := self._writer.lost_rows:
+            message = f"{lost:,} rows of metrics could not be written: the curves have gaps; the model is not affected"
+            self._tell(lambda: self._watcher.warn(message))
         self._status(outcome)
 
     def _status(self, state: State) -> None:

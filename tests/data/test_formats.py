@@ -164,9 +164,9 @@ def test_a_pattern_of_shards(tmp_path):
 
 
 def test_patterns_expand_as_in_a_shell():
-    assert expand("a-{008..011}.tar") == ["a-008.tar", "a-009.tar", "a-010.tar", "a-011.tar"]
-    assert expand("{8..11}") == ["8", "9", "10", "11"]
-    assert expand("{a,b}/{1..2}") == ["a/1", "a/2", "b/1", "b/2"]
+    assert list(expand("a-{008..011}.tar")) == ["a-008.tar", "a-009.tar", "a-010.tar", "a-011.tar"]
+    assert list(expand("{8..11}")) == ["8", "9", "10", "11"]
+    assert list(expand("{a,b}/{1..2}")) == ["a/1", "a/2", "b/1", "b/2"]
 
 
 def test_members_belong_together_up_to_the_first_dot():

@@ -30,6 +30,8 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from clipctl.files import write_sealed
+
 LIMIT_S, LIMIT_BYTES = 2.0, 200e6
 FORBIDDEN = ("subprocess", "socket", "os.exec", "os.system", "pickle.find_class", "ctypes.dlopen")
 HANG_S = 60  # then the process is ended, with a traceback
@@ -131,20 +133,46 @@ def _places(value: Any) -> "list[tuple[Any, Any]]":
 
 
 class Reader:
-    """`seeds` are files as they should be; `read` gets a directory in which `name` was written. A table of captions may
-    name any file of the user: that is opened, as a picture."""
+    """`seeds` are files as they should be; `read` gets a directory in which `name` was written, and returns False if
+    what was written did not reach the parser. A table of captions may name any file of the user: that is opened, as a
+    picture. A sealed document gets its checksum after it was changed: else that would be all that is ever looked at."""
 
     def __init__(
-        self, name: str, seeds: Sequence[bytes], read: Callable[[Path], object], *, names_files: bool = False
+        self,
+        name: str,
+        seeds: Sequence[bytes],
+        read: Callable[[Path], object],
+        *,
+        names_files: bool = False,
+        is_sealed: bool = False,
     ) -> None:
         self.name, self.seeds, self.read, self.names_files = name, seeds, read, names_files
+        self._is_sealed = is_sealed
+
+    def write(self, home: Path, content: bytes) -> None:
+        """As the reader will find it."""
+        (home / self.name).parent.mkdir(parents=True, exist_ok=True)
+        if self._is_sealed:
+            with suppress(ValueError, RecursionError):
+                document = json.loads(content)
+                if isinstance(document, dict):
+                    document.pop("sha256", None)
+                    write_sealed(home / self.name, document)
+                    return
+        (home / self.name).write_bytes(content)
+
+    def check_seeds(self, home: Path) -> None:
+        """As they are, they are read; and all that is needed for that is loaded then."""
+        for content in self.seeds:
+            self.write(home, content)
+            assert self.read(home) is not False, f"{self.name}: what is mutated is refused before it is parsed"
 
 
 def make_reader(kind: str, home: Path) -> Reader:
     return READERS[kind](home)
 
 
-def _run_seed(home: Path) -> Path:
+def run_seed(home: Path) -> Path:
     """A run as a training leaves it, made without one."""
     from clipctl.config.layers import Layer, resolve, to_yaml
     from clipctl.runs.metrics import MetricsWriter
@@ -195,7 +223,7 @@ def _watched(name: str) -> Callable[[Path], Reader]:
         from clipctl.monitor.watch import RunWatcher
         from clipctl.runs.rundir import RunDir
 
-        path = _run_seed(home)
+        path = run_seed(home)
 
         def read(directory: Path) -> None:
             run = RunDir(directory)
@@ -220,12 +248,12 @@ def _in_run(name: str, path: Path, read: Callable[[Path], None]) -> Reader:
 def _config(home: Path) -> Reader:
     from clipctl.config.layers import load_yaml, resolve
 
-    path = _run_seed(home)
+    path = run_seed(home)
     texts = [(path / "config.yaml").read_bytes(), b"preset: small\ntrain: {epochs: 3}\noptim:\n  lr: 1e-3\n"]
     return Reader("config.yaml", texts, lambda directory: resolve([load_yaml(directory / "config.yaml")]))
 
 
-def _checkpoint_seed(home: Path) -> Any:
+def checkpoint_seed(home: Path) -> Any:
     """A checkpoint with a model of the smallest size."""
     import torch
 
@@ -250,7 +278,7 @@ def _checkpoint_seed(home: Path) -> Any:
 def _manifest(home: Path) -> Reader:
     from clipctl.runs.checkpoint import MANIFEST, read_checkpoint
 
-    made = _checkpoint_seed(home)
+    made = checkpoint_seed(home)
 
     def read(directory: Path) -> None:
         checkpoint = read_checkpoint(directory / "checkpoint")
@@ -270,7 +298,7 @@ def _vouched(name: str) -> Callable[[Path], Reader]:
         from clipctl.training.saver import read_course
         from tests.faults.test_hostile import vouch
 
-        made = _checkpoint_seed(home)
+        made = checkpoint_seed(home)
 
         def read(directory: Path) -> None:
             from clipctl.data import tokenizers
@@ -297,7 +325,7 @@ def _header(home: Path) -> Reader:
     from clipctl.runs.tensors import read_header
     from clipctl.runs.values import nonfinite_counts
 
-    made = _checkpoint_seed(home)
+    made = checkpoint_seed(home)
 
     def read(directory: Path) -> None:
         read_header(directory / "file.safetensors")
@@ -432,21 +460,22 @@ def _profile(home: Path) -> Reader:
         machine,
         (DeviceFacts("cpu", "cpu", 2**34),),
         (Rates("cpu", "fp32", 1, 90.0, time.time()),),
-        (StepSample("cpu", "fp32", 1, {"batch_size": 3}, 0.1, 0.0, None, 1.0),),
-        (AttentionTimes("cpu", "fp32", 1, {"tokens": 9}, 0.1, 0.1),),
+        (StepSample("cpu", "fp32", 1, {"batch_size": 3}, 0.1, 0.0, None, time.time()),),
+        (AttentionTimes("cpu", "fp32", 1, {"tokens": 9}, 0.1, 0.1, time.time()),),
     )
     os.environ["CLIPCTL_HOME"] = str(home)
     place = profile.profile_file(machine).relative_to(home)
 
-    def read(directory: Path) -> None:
+    def read(directory: Path) -> bool:
         os.environ["CLIPCTL_HOME"] = str(directory)
         found = profile.load_profile(machine)
         CostModel(found)
         found.rate("cpu", "fp32", 2)
         found.exact_rate("cpu", "fp32", 1)
         assert Setting("cpu", "fp32", 1)
+        return found == known
 
-    return Reader(str(place), [json.dumps(known.to_dict()).encode()], read)
+    return Reader(str(place), [json.dumps(known.to_dict()).encode()], read, is_sealed=True)
 
 
 def _index(home: Path) -> Reader:
@@ -460,12 +489,103 @@ def _index(home: Path) -> Reader:
     (home / "index").mkdir()
     build(str(home / "data.csv"), Hints(), home / "index", lambda words: None)
 
-    def read(directory: Path) -> None:
-        if index := read_index(directory / "index"):
+    def read(directory: Path) -> bool:
+        index = read_index(directory / "index")
+        if index:
             index.is_current()
             index.captions(0)
+        return index is not None
 
-    return Reader(f"index/{META}", [(home / "index" / META).read_bytes()], read)
+    return Reader(f"index/{META}", [(home / "index" / META).read_bytes()], read, is_sealed=True)
+
+
+def _embeddings(name: str) -> Callable[[Path], Reader]:
+    """An index that `clipctl embed` made."""
+
+    def make(home: Path) -> Reader:
+        from clipctl.inference.embedding_store import EmbeddingStore, Known, ModelFacts, problems_of, write_state
+        from clipctl.inference.gallery import PictureId
+
+        vectors = np.eye(3, 4, dtype=np.float16)
+        rows = [(PictureId(f"{row}.jpg", 9, 1), Known(vectors, row)) for row in range(3)]
+        (home / "index").mkdir()
+        write_state(home / "index", ModelFacts("model", "runs/model", "0" * 64, 4), "float16", ["pictures"], rows, [])
+
+        def read(directory: Path) -> bool:
+            store = EmbeddingStore.open(directory / "index")
+            store.vectors.sum()
+            problems_of(directory / "index")
+            return len(store.all_pictures()) == 3
+
+        return Reader(f"index/{name}", [(home / "index" / name).read_bytes()], read)
+
+    return make
+
+
+def _features(home: Path) -> Reader:
+    from clipctl.training import features
+
+    entry = features._Entry(np.eye(3, dtype=np.float32), np.arange(3, dtype=np.uint64), {1: "damaged"})
+    features._write(home / "features", entry)
+
+    def read(directory: Path) -> bool:
+        found = features._read(directory / "features")
+        return found is not None and len(found.rows) == 3
+
+    name = f"features/{features.MANIFEST}"
+    return Reader(name, [(home / name).read_bytes()], read, is_sealed=True)
+
+
+def _cache(home: Path) -> Reader:
+    """Decoded pictures."""
+    from clipctl.data.cache import DiskCache, RamCache
+    from clipctl.data.synthetic.scenes import SyntheticSource
+
+    os.environ["CLIPCTL_HOME"] = str(home)
+    source = SyntheticSource(3, seed=0, validation=False)
+    made = DiskCache(source, 8, 10**6)
+    right = [RamCache(source, 8, 0).get(index) for index in range(3)]
+    for index in range(3):
+        made.get(index)
+
+    def read(directory: Path) -> None:
+        os.environ["CLIPCTL_HOME"] = str(directory)
+        cache = DiskCache(source, 8, 10**6)
+        assert all((cache.get(index) == right[index]).all() for index in range(3)), "other pixels"
+
+    return Reader(str(made.path.relative_to(home)), [made.path.read_bytes()], read)
+
+
+def _foreign(name: str) -> Callable[[Path], Reader]:
+    """The settings beside another library's weights."""
+
+    def make(home: Path) -> Reader:
+        from clipctl.config.sections import ModelConfig, TextTowerConfig
+        from clipctl.interop import configs
+        from clipctl.interop.foreign import Hints, recognise
+
+        model = ModelConfig(text=TextTowerConfig(vocab_size=99))
+        documents = {
+            "config.json": configs.to_transformers(model, {}),
+            "preprocessor_config.json": configs.to_preprocessor(model.image),
+            "open_clip_config.json": configs.to_open_clip(model, has_bias=False),
+        }
+        places = (
+            {"open_clip_config.json"}
+            if name == "open_clip_config.json"
+            else documents.keys() - {"open_clip_config.json"}
+        )
+        (home / "model").mkdir()
+        (home / "model" / "model.safetensors").touch()
+        for place in places:
+            (home / "model" / place).write_text(json.dumps(documents[place]))
+
+        def read(directory: Path) -> bool:
+            return recognise(directory / "model", Hints()).config is not None
+
+        return Reader(f"model/{name}", [json.dumps(documents[name]).encode()], read)
+
+    return make
 
 
 READERS: dict[str, Callable[[Path], Reader]] = {
@@ -487,6 +607,14 @@ READERS: dict[str, Callable[[Path], Reader]] = {
     "picture": _pictures,
     "machine profile": _profile,
     "index": _index,
+    "embeddings": _embeddings("manifest.json"),
+    "embeddings' pictures": _embeddings("pictures-00000001.jsonl"),
+    "embeddings' vectors": _embeddings("vectors-00000001.npy"),
+    "features": _features,
+    "picture cache": _cache,
+    "transformers' config": _foreign("config.json"),
+    "transformers' preprocessor": _foreign("preprocessor_config.json"),
+    "open_clip's config": _foreign("open_clip_config.json"),
 }
 
 
@@ -532,17 +660,14 @@ def fuzz(kind: str, count: int, seed: int) -> dict[str, Any]:
     warnings.simplefilter("ignore")
     home = Path(tempfile.mkdtemp(prefix="clipctl-fuzz-")).resolve()
     reader, rng, trace = make_reader(kind, home), random.Random(f"{kind} {seed}"), Trace(home)
-    target, findings, refused, slowest_s = home / reader.name, [], 0, 0.0
-    target.parent.mkdir(parents=True, exist_ok=True)
-    for content in reader.seeds:  # as it should be, so that all is loaded before memory is measured
-        target.write_bytes(content)
-        reader.read(home)
+    findings, refused, slowest_s = [], 0, 0.0
+    reader.check_seeds(home)
     with suppress(OSError):
         Path("/proc/self/clear_refs").write_text("5")  # the highest mark of memory starts from here
     before_bytes = memory_bytes("VmRSS") if sys.platform == "linux" else 0
     for number in range(count):
         content = mutate(rng.choice(reader.seeds), rng)
-        target.write_bytes(content)
+        reader.write(home, content)
         faulthandler.dump_traceback_later(HANG_S, exit=True)
         started_s, trace.is_on = time.process_time(), True
         problem = None
@@ -593,7 +718,7 @@ def fuzz_guided(kind: str, seconds: int) -> None:
         (corpus / str(number)).write_bytes(content)
 
     def one(content: bytes) -> None:
-        (home / reader.name).write_bytes(content)
+        reader.write(home, content)
         with suppress(ClipctlError):
             reader.read(home)
 

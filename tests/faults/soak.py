@@ -1,12 +1,13 @@
 """The long version of the fault tests, with a table at the end: make soak
 
 python -m tests.faults.soak [--kills 100] [--in-save 20] [--truncations 50] [--flips 200] [--mutations 10000]
-                            [--rounds 100] [--ranks 20] [--guided 0] [--seed 0]
+                            [--rounds 100] [--ranks 20] [--guided 20] [--seed 0]
 
-Where atheris is installed, --guided SECONDS lets it look for files that reach new code, for each reader.
+Where atheris is installed, it looks for files that reach new code, for so many seconds for each reader.
 """
 
 import argparse
+import importlib.util
 import itertools
 import json
 import os
@@ -47,6 +48,7 @@ OTHERS = {
     "full, read-only, vanished or odd place": "tests/faults/test_places.py",
     "hostile file": "tests/faults/test_hostile.py",
     "run, dataset or cache from elsewhere": "tests/faults/test_foreign.py",
+    "small file that costs a lot": "tests/faults/test_budgets.py",
     "signal, dead or hung worker, sleep, jumping clock": "tests/faults/test_processes.py",
     "loss or gradient that is not finite": "tests/faults/test_nonfinite.py",
 }
@@ -253,7 +255,7 @@ def main() -> None:
         "rounds": 100,
         "ranks": 20,
     }
-    for name, count in {**counts, "guided": 0, "seed": 0}.items():
+    for name, count in {**counts, "guided": 20 if importlib.util.find_spec("atheris") else 0, "seed": 0}.items():
         parser.add_argument(f"--{name}", type=int, default=count)
     asked = parser.parse_args()
     chance, table = random.Random(asked.seed), Table()

@@ -12,7 +12,7 @@ from clipctl.errors import ClipctlError
 from clipctl.hardware.profile import SCHEMA, Profile
 from clipctl.runs.rundir import RunDir
 from clipctl.training.course import Course
-from tests.faults.fuzz import LIMIT_BYTES, LIMIT_S, READERS, fuzz, mutate
+from tests.faults.fuzz import LIMIT_BYTES, LIMIT_S, READERS, Reader, fuzz, mutate
 from tests.faults.trainer import finish
 from tests.launcher import launch
 
@@ -43,6 +43,12 @@ def test_a_reader_that_fails_is_noticed(monkeypatch, tmp_path):
     monkeypatch.setitem(READERS, "bad", bad)
     found = fuzz("bad", 20, 0)["findings"]
     assert found and any("outside" in one["problem"] for one in found)
+
+
+def test_a_seed_that_is_refused_before_it_is_parsed_is_noticed(tmp_path):
+    reader = Reader("file", [b"{}"], lambda directory: False)
+    with pytest.raises(AssertionError, match="refused before it is parsed"):
+        reader.check_seeds(tmp_path)
 
 
 def test_mutations_differ():

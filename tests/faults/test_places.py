@@ -173,6 +173,23 @@ def test_metrics_survive_a_disk_that_was_full_for_a_while(filesystem):
     assert [row["step"] for row in rows[-999:]] == list(range(2001, 3000))  # all that came after there was room again
 
 
+def test_lost_rows_are_said_at_the_end(micro, tmp_path, monkeypatch):
+    write, said = os.write, []
+
+    def full_for_a_while(descriptor, content):
+        if b'"kind":"epoch"' in content:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(descriptor, content)
+
+    class Watcher(Nobody):
+        def warn(self, message):
+            said.append(message)
+
+    monkeypatch.setattr(os, "write", full_for_a_while)
+    train(make_plan(micro), RunDir.create(tmp_path, "tiny", "run"), Watcher())
+    assert said == ["2 rows of metrics could not be written: the curves have gaps; the model is not affected"]
+
+
 def test_a_read_only_place_is_noticed_before_the_first_step(filesystem):
     root = filesystem(1_000_000, "ro")
     code, _, stderr = finish(start(root, *SETTINGS, "--name", "run"))

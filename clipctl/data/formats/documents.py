@@ -1,6 +1,7 @@
 """Captions in JSON: one object per line, COCO, Karpathy, and lists of objects as BLIP uses them. No torch."""
 
 import json
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -11,11 +12,17 @@ from clipctl.data.formats.rows import UNSAID, Hints, Layout, Row, side_of
 from clipctl.data.formats.tables import CAPTION_NAMES, PICTURE_NAMES, SIDE_NAMES
 from clipctl.data.formats.text import open_text, read_lines, sample_lines
 from clipctl.errors import DataError
-from clipctl.files import parse_json
+from clipctl.files import open_plain, parse_json
 
-DOCUMENT_LIMIT_BYTES = 2 * 2**30  # COCO's largest caption file has 92 MB
+DOCUMENT_LIMIT_BYTES = 2**30  # COCO's largest caption file has 92 MB
+BYTES_PER_VALUE = 6  # on average, at least: an entry takes some hundred bytes of memory, however little it says
+SMALL_BYTES = 1_000_000  # where that does not matter
+BLOCK_BYTES = 1 << 24
+HOLE = bytes(4096)
 LINE_HINT = 'expected lines such as {"file_name": "0001.jpg", "text": "a dog"}'
 JSON_HINT = "copy or download it again if it is cut off; one object per line belongs in a .jsonl file"
+STREAMED_HINT = "use a .jsonl file with one object per line, which is streamed"
+DENSE_HINT = "captions are longer than that: check what the file holds"
 COCO_HINT = 'expected images such as {"id": 1, "file_name": "1.jpg"} and annotations with image_id and caption'
 KARPATHY_HINT = 'expected images such as {"filename": "1.jpg", "sentences": [{"raw": "a dog"}], "split": "train"}'
 
@@ -80,8 +87,7 @@ def is_karpathy(document: Any) -> bool:
 
 
 def _load(path: Path) -> Any:
-    if path.stat().st_size > DOCUMENT_LIMIT_BYTES:
-        raise DataError(f"{path} is larger than 2 GiB", "use a .jsonl file with one object per line, which is streamed")
+    _check_density(path)
     try:
         with open_text(path) as file:
             return json.load(file)
@@ -89,6 +95,22 @@ def _load(path: Path) -> Any:
         where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
         words = error.msg if isinstance(error, json.JSONDecodeError) else "unreadable"
         raise DataError(f"{path}{where} is not valid JSON: {words}", JSON_HINT) from None
+
+
+def _check_density(path: Path) -> None:
+    """A document is read as a whole. One that is nothing but brackets takes thirty times its size in memory, and one
+    that is mostly a hole in the file takes as much as somebody wished."""
+    size_bytes, values = 0, 0
+    with open_plain(path, follows_links=True) as file:
+        if os.fstat(file.fileno()).st_size > DOCUMENT_LIMIT_BYTES:
+            raise DataError(f"{path} is larger than {DOCUMENT_LIMIT_BYTES // 2**30} GiB", STREAMED_HINT)
+        while block := file.read(BLOCK_BYTES):
+            if HOLE in block:
+                raise DataError(f"{path} is not valid JSON: it has {len(HOLE):,} zero bytes in a row", JSON_HINT)
+            size_bytes += len(block)
+            values += sum(map(block.count, (b",", b"{", b"[")))
+            if size_bytes > SMALL_BYTES and values * BYTES_PER_VALUE > size_bytes:
+                raise DataError(f"{path} has {values:,} values in its first {size_bytes:,} bytes", DENSE_HINT)
 
 
 def _items(document: Any) -> list[Any]:

@@ -5,7 +5,6 @@ import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from glob import glob
 from itertools import chain
 from pathlib import Path
 from typing import get_args
@@ -16,7 +15,7 @@ from clipctl.data.formats.documents import document_layout, lines_layout
 from clipctl.data.formats.elsewhere import archive_error, check_is_local, hub_hint, is_archive
 from clipctl.data.formats.folders import Survey, class_layout, metadata_layout, sidecar_layout, survey
 from clipctl.data.formats.rows import UNSAID, Hints, Layout, looks_like_picture, side_of
-from clipctl.data.formats.shards import expand, is_pattern, shard_layout
+from clipctl.data.formats.shards import Search, find_shards, is_pattern, shard_layout
 from clipctl.data.formats.tables import table_layout
 from clipctl.errors import DataError, unreadable
 from clipctl.files import open_plain
@@ -60,7 +59,7 @@ def recognise(text: str, hints: Hints) -> Layout:
     check_place(text)
     path = Path(text)
     if not path.exists():
-        return shard_layout([Path(name) for pattern in expand(text) for name in sorted(glob(pattern)) or [pattern]])
+        return shard_layout(find_shards(text))
     if hints.image_root is not None and not Path(hints.image_root).is_dir():
         raise DataError(
             f"--image-root {hints.image_root} is not a directory",
@@ -73,7 +72,7 @@ def check_place(text: str) -> None:
     """Raise DataError if there is nothing at the path."""
     path = Path(text)
     try:
-        if path.exists() or is_pattern(text) or glob(text):
+        if path.exists() or is_pattern(text) or Search(text).find(text):
             return
     except OSError as error:
         raise unreadable(text, error) from None

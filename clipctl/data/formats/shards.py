@@ -1,11 +1,16 @@
 """WebDataset shards: tar files read in place. The index records where each picture is; nothing is extracted.
 No torch."""
 
+import fnmatch
 import io
+import os
 import re
 import shlex
+import time
 from collections.abc import Iterator, Sequence
-from pathlib import Path
+from contextlib import suppress
+from glob import has_magic
+from pathlib import Path, PurePath
 from typing import BinaryIO
 
 from clipctl.data.formats.documents import texts_in
@@ -17,30 +22,103 @@ from clipctl.files import open_plain, parse_json
 MEMBER_LIMIT_BYTES = 1_000_000  # of a caption or a JSON document
 SHARD_LIMIT = 1_000_000
 
-_RANGE = re.compile(r"\{(\d+)\.\.(\d+)\}")
-_LIST = re.compile(r"\{([^{}]*,[^{}]*)\}")
+NAMES_LIMIT_CHARACTERS = 200_000_000  # of all of them
+MOST_GROUPS = 100  # in braces, in a pattern
+SEARCH_LIMIT, SEARCH_LIMIT_S = 500_000, 20.0  # names looked at for a pattern
+
+_GROUP, _NESTED = re.compile(r"\{[^{}]*\}"), re.compile(r"\{[^{}]*\{[^{}]*\}")
+_RANGE = re.compile(r"(\d{1,18})\.\.(\d{1,18})")
 
 
 def is_pattern(text: str) -> bool:
-    return bool(_RANGE.search(text) or _LIST.search(text))
+    return any(_RANGE.fullmatch(group[1:-1]) or "," in group for group in _GROUP.findall(text))
 
 
-def expand(pattern: str) -> list[str]:
-    """`{00000..00099}` and `{a,b}` as a shell expands them."""
-    braces = sorted((match for match in (_RANGE.search(pattern), _LIST.search(pattern)) if match), key=re.Match.start)
-    if not braces:
-        return [pattern]
-    match = braces[0]
-    if match.re is _RANGE:
-        first, last = int(match[1]), int(match[2])
-        if abs(last - first) >= SHARD_LIMIT:
-            raise DataError(f"{pattern} expands to more than {SHARD_LIMIT:,} shards", "check the range")
-        width = len(match[1]) if match[1].startswith("0") or len(match[1]) == len(match[2]) else 0
-        numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
-        parts = [f"{number:0{width}d}" for number in numbers]
-    else:
-        parts = match[1].split(",")
-    return [name for part in parts for name in expand(pattern[: match.start()] + part + pattern[match.end() :])]
+def expand(pattern: str) -> Iterator[str]:
+    """`{00000..00099}` and `{a,b}` as a shell expands them, one by one."""
+    match = next((match for match in _GROUP.finditer(pattern) if _parts(match)), None)
+    if match is None:
+        yield pattern
+        return
+    for part in _parts(match):
+        yield from expand(pattern[: match.start()] + part + pattern[match.end() :])
+
+
+def _parts(match: re.Match[str]) -> Sequence[str]:
+    """What a group in braces stands for; nothing if it is neither a range nor a list."""
+    inner = match[0][1:-1]
+    ends = _RANGE.fullmatch(inner)
+    if not ends:
+        return inner.split(",") if "," in inner else ()
+    first, last = int(ends[1]), int(ends[2])
+    if abs(last - first) >= SHARD_LIMIT:
+        raise _too_many(match.string)
+    width = len(ends[1]) if ends[1].startswith("0") or len(ends[1]) == len(ends[2]) else 0
+    numbers = range(first, last + 1) if first <= last else range(first, last - 1, -1)
+    return [f"{number:0{width}d}" for number in numbers]
+
+
+def _too_many(pattern: str) -> DataError:
+    return DataError(
+        f"{pattern[:200]} expands to more than {SHARD_LIMIT:,} shards, or to too long names",
+        "check the ranges and lists",
+    )
+
+
+def find_shards(text: str) -> list[Path]:
+    """Every file that a pattern stands for, in order; a name that matches nothing stands for itself."""
+    _check_extent(text)
+    search, found = Search(text), list[Path]()
+    for pattern in expand(text):
+        found += map(Path, search.find(pattern) or [pattern])
+    return found
+
+
+def _check_extent(text: str) -> None:
+    """Before anything is expanded."""
+    if _NESTED.search(text):
+        raise DataError(f"{text[:200]} has braces within braces", "write out the inner ones")
+    groups = list(_GROUP.finditer(text))
+    names, longest = 1, len(text)
+    for match in groups[:MOST_GROUPS]:
+        parts = _parts(match) or [match[0]]
+        names *= len(parts)
+        longest += max(map(len, parts)) - len(match[0])
+        if names > SHARD_LIMIT:
+            raise _too_many(text)
+    if len(groups) > MOST_GROUPS or names * longest > NAMES_LIMIT_CHARACTERS:
+        raise _too_many(text)
+
+
+class Search:
+    """Finds files by patterns with `*`, `?` and `[]`, as `glob` does, but gives up on one that leads everywhere."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._entries, self._began_s = text, 0, time.monotonic()
+
+    def find(self, pattern: str) -> list[str]:
+        path = PurePath(pattern)
+        found = [path.anchor]
+        for part in path.parts[1 if path.anchor else 0 :]:
+            if has_magic(part):
+                found = [os.path.join(place, name) for place in found for name in self._matching(place, part)]
+            else:
+                found = [os.path.join(place, part) for place in found]
+        return sorted(filter(os.path.lexists, found))
+
+    def _matching(self, place: str, part: str) -> list[str]:
+        names = []
+        with suppress(OSError), os.scandir(place or ".") as entries:
+            for entry in entries:
+                self._entries += 1
+                if self._entries > SEARCH_LIMIT or time.monotonic() - self._began_s > SEARCH_LIMIT_S:
+                    raise DataError(
+                        f"{self._text[:200]} leads through too many directories: gave up after {self._entries:,} names",
+                        "write out more of the path, or pass the directory",
+                    )
+                if not entry.name.startswith(".") or part.startswith("."):
+                    names.append(entry.name)
+        return fnmatch.filter(names, part)
 
 
 def shard_layout(shards: Sequence[Path]) -> Layout:

@@ -29,7 +29,7 @@ SEPARATOR_WORDS = {"comma": ",", "tab": "\t", "\\t": "\t", "pipe": "|", "semicol
 FORMAT_SEPARATORS = {"tsv": "\t", "pipe": "|"}
 SAMPLE_ROWS = 200
 LIST_LIMIT_CHARACTERS = 20_000
-CELL_LIMIT_CHARACTERS = 8_000_000
+ROW_LIMIT_CHARACTERS = 8_000_000
 SENTENCE_WORDS = 3  # average words per cell, at least, in a column of captions
 
 _NUMBERED_CAPTION = re.compile(r"(caption|comment|sentence|text)[ _-]?\d+$")
@@ -158,10 +158,24 @@ def _is_quoted(lines: Sequence[str], separator: str) -> bool:
 
 def _cells(lines: Iterable[str], separator: str, is_quoted: bool, path: Path) -> Iterator[list[str]]:
     """The cells of each row."""
-    csv.field_size_limit(CELL_LIMIT_CHARACTERS)
-    reader = csv.reader(lines, delimiter=separator, quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE)
+    csv.field_size_limit(ROW_LIMIT_CHARACTERS)
+    characters = 0  # since the last row: cells in quotation marks may go on over many lines
+
+    def counted() -> Iterator[str]:
+        nonlocal characters
+        for line in lines:
+            characters += len(line)
+            if characters > ROW_LIMIT_CHARACTERS:
+                problem = (
+                    f"{path}: the row that ends in {line[:60]!r} has more than {ROW_LIMIT_CHARACTERS:,} characters"
+                )
+                raise DataError(problem, "look for a quotation mark that is never closed")
+            yield line
+
+    reader = csv.reader(counted(), delimiter=separator, quoting=csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE)
     try:
         for row in reader:
+            characters = 0
             if row:
                 yield row
     except csv.Error as error:

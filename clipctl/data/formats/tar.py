@@ -14,6 +14,7 @@ from typing import BinaryIO, NamedTuple
 
 BLOCK = 512
 DESCRIPTION_LIMIT_BYTES = 1_000_000  # of a long name, or a list of properties
+MOST_DESCRIPTIONS, MOST_PROPERTIES = 8, 1_000  # of one member; in one list
 _PLAIN, _WITHOUT_CONTENT = b"0\x007", b"123456"  # files; links, devices, directories and pipes
 
 
@@ -33,10 +34,14 @@ def members(file: BinaryIO) -> Iterator[Member]:
     """In the order of the file. Raises TarError."""
     file_bytes = os.fstat(file.fileno()).st_size
     described: dict[str, str] = {}
+    descriptions = 0
     while block := _header(file):
         offset, kind = file.tell(), block[156:157]
         size_bytes = _number(block[124:136]) if kind not in _WITHOUT_CONTENT else 0
         if kind in b"xgLK":
+            descriptions += 1
+            if descriptions > MOST_DESCRIPTIONS:
+                raise TarError(f"more than {MOST_DESCRIPTIONS} headers that describe the same member")
             described |= _description(file, kind, size_bytes)
             file.seek(offset + _whole_blocks(size_bytes))
             continue
@@ -52,7 +57,7 @@ def members(file: BinaryIO) -> Iterator[Member]:
         is_directory = kind == b"5" or (kind == b"\0" and name.endswith("/"))
         is_plain = kind in _PLAIN and not is_sparse and not is_directory
         yield Member(name.rstrip("/"), is_plain, is_directory, offset, size_bytes)
-        described = {}
+        described, descriptions = {}, 0
         file.seek(offset + _whole_blocks(size_bytes))
 
 
@@ -115,14 +120,19 @@ def _description(file: BinaryIO, kind: bytes, size_bytes: int) -> dict[str, str]
 
 
 def _records(content: bytes) -> Iterator[tuple[str, str]]:
-    """Lines of `LENGTH KEY=VALUE`, where the length is that of the whole line."""
-    while content.strip(b"\0"):
-        length, space, _ = content[:20].partition(b" ")
-        if not space or not length.isdigit() or not len(length) + 1 < int(length) <= len(content):
+    """What we need of lines of `LENGTH KEY=VALUE`, where the length is that of the whole line."""
+    place, end = 0, len(content.rstrip(b"\0"))
+    for _ in range(MOST_PROPERTIES):
+        if place >= end:
+            return
+        length, space, _ = content[place : place + 20].partition(b" ")
+        if not space or not length.isdigit() or not len(length) + 1 < int(length) <= len(content) - place:
             raise TarError("a header that is not a list of properties")
-        key, _, value = content[len(length) + 1 : int(length) - 1].partition(b"=")
-        yield _text(key), _text(value)
-        content = content[int(length) :]
+        key, _, value = content[place + len(length) + 1 : place + int(length) - 1].partition(b"=")
+        if key in (b"path", b"size") or key.startswith(b"GNU.sparse"):
+            yield _text(key), _text(value)
+        place += int(length)
+    raise TarError(f"a header of more than {MOST_PROPERTIES:,} properties")
 
 
 def _skip_map(file: BinaryIO, block: bytes) -> None:

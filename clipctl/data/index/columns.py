@@ -4,6 +4,7 @@ import os
 import stat
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +45,30 @@ class IndexFacts:
     state: str = ""  # changes whenever a picture file is written
     notes: list[str] = field(default_factory=list)  # what the user should know about how it was read
     schema: str = SCHEMA
+
+    @property
+    def is_plausible(self) -> bool:
+        """Whether all of it has the right types, and names what files can be called."""
+        texts = (self.source, self.format, self.words, self.listing, self.alphabet, self.fingerprint, self.state)
+        counts = (self.missing, *self.skipped.values(), *_listed(self.side_counts))
+        stamps = [one for one in _listed(self.stamps) if isinstance(one, list) and one]
+        return (
+            all(isinstance(one, str) for one in (*texts, *_listed(self.notes), *self.skipped))
+            and all(type(one) is int and 0 <= one < 2**50 for one in counts)
+            and all(type(one) is bool for one in (self.sharded, self.hashed))
+            and len(stamps) == len(self.stamps)
+            and all(map(_is_path, (*_listed(self.roots), *(one[0] for one in stamps))))
+        )
+
+
+def _listed(values: Any) -> list[Any]:
+    if not isinstance(values, list):
+        raise TypeError("not a list")
+    return values
+
+
+def _is_path(value: Any) -> bool:
+    return isinstance(value, str) and "\0" not in value and bool(os.fsencode(value))
 
 
 class Index:
@@ -96,6 +121,10 @@ class Index:
         """The directory or shard that holds it."""
         return self.facts.roots[int(self._roots[picture])]
 
+    @property
+    def last_root(self) -> int:
+        return int(self._roots.max())
+
     def label(self, picture: int) -> str:
         """The file, or the shard and the member."""
         root, name = self.root(picture), self.name(picture)
@@ -120,7 +149,9 @@ class Index:
         if facts.stamps != stamps_of(stamp[0] for stamp in facts.stamps):
             return False
         if facts.listing:
-            return facts.listing == survey(Path(facts.source)).digest
+            with suppress(OSError):
+                return facts.listing == survey(Path(facts.source)).digest
+            return False
         if facts.sharded:
             return True
         if len(self) <= CHECKED_PICTURES:
@@ -184,8 +215,9 @@ def read_facts(directory: Path) -> IndexFacts | None:
     """The facts that the index in a directory records; None if there is no index."""
     try:
         values = files.read_sealed(directory / META, META_LIMIT_BYTES)
-        return IndexFacts(**values) if values["schema"] == SCHEMA else None
-    except (OSError, ValueError, TypeError, KeyError):
+        facts = IndexFacts(**values)
+        return facts if facts.schema == SCHEMA and facts.is_plausible else None
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
 
 
@@ -196,7 +228,8 @@ def read_index(directory: Path, use: object = None) -> Index | None:
     try:
         if facts is None or column_sums(directory) != facts.sums:
             return None
-        return Index(directory, facts, use)
+        index = Index(directory, facts, use)
+        return index if not len(index) or index.last_root < len(facts.roots) else None
     except (OSError, ValueError, EOFError):
         return None
 
