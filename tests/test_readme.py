@@ -48,7 +48,7 @@ def typed(page: Path) -> list[str]:
 def commands() -> list[str]:
     """Those of README, the reference pages and help, and what a finished training suggests."""
     found = [line for page in {ROOT / "README.md", *ROOT.glob("docs/*.md")} - {*TASKS} for line in typed(page)]
-    own = [command.format(data="test.csv", place="test.csv", run="a1f3") for _, command in NEXT_WITH_OWN_DATA]
+    own = [command.format(data="test.csv", place="test.csv", run="a1f3", val="") for _, command in NEXT_WITH_OWN_DATA]
     shown = [line for examples in EXAMPLES.values() for _, line in examples]
     return found + own + shown + [command for _, command in NEXT_COMMANDS]
 

@@ -62,6 +62,7 @@ def test_a_signal_inside_an_evaluation_ends_it_at_the_next_batch(tmp_path):
         "--set=data.val_fraction=0.9",
         "--set=data.val_limit=2000",
         "--set=train.epochs=2",
+        "--set=train.eval_every=1",
     ]
     run = RunDir(tmp_path / "run")
     process = start(tmp_path, *settings, "--name", "run")
