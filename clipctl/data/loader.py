@@ -276,8 +276,12 @@ class TrainLoader:
         is_of_worker = isinstance(error, WorkerError | ConnectionError) or str(error).startswith("DataLoader ")
         if batches is None or not is_of_worker:
             return None
-        if isinstance(error, ConnectionError):  # its end breaks first
-            multiprocessing.connection.wait([worker.sentinel for worker in batches._workers], KILL_S)
+        # A worker that is killed closes its pipes first, and is gone a moment later.
+        patience_s = KILL_S if isinstance(error, ConnectionError) else 0.0
+        ending = multiprocessing.connection.wait([worker.sentinel for worker in batches._workers], patience_s)
+        for worker in batches._workers:
+            if worker.sentinel in ending:
+                worker.join(KILL_S)
         hint = "continue with --resume; --workers 0 loads pictures without worker processes"
         for number, worker in enumerate(batches._workers):
             if not worker.is_alive():
