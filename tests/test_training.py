@@ -155,28 +155,28 @@ def test_steps_end_a_run_within_an_epoch(micro, tmp_path):
     assert last is not None and last.step == 4
 
 
+class Heard(Nobody):
+    """Remembers what it is told."""
+
+    def __init__(self):
+        self.seen = []
+
+    def progress(self, progress):
+        self.seen.append(progress)
+
+
 def test_progress_is_reported_at_the_end_at_least(micro, tmp_path):
-    seen = []
-
-    class Watcher(Nobody):
-        def progress(self, progress):
-            seen.append(progress)
-
-    train(make_plan(micro), RunDir.create(tmp_path, "tiny"), Watcher())
-    assert seen[-1].step == seen[-1].total_steps == 6 and seen[-1].eta_s == 0
+    watcher = Heard()
+    train(make_plan(micro), RunDir.create(tmp_path, "tiny"), watcher)
+    assert watcher.seen[-1].step == watcher.seen[-1].total_steps == 6 and watcher.seen[-1].eta_s == 0
 
 
 def test_console_and_monitor_agree_on_speed_and_time_left(micro, tmp_path, monkeypatch):
     """At the pace of the last steps, plus what lies beside them: 0.1 s a step, then 1 s; an evaluation every tenth."""
     monkeypatch.setattr("clipctl.training.journal.REPORT_INTERVAL_S", 0.0)
-    seen = []
-
-    class Watcher(Nobody):
-        def progress(self, progress):
-            seen.append(progress)
-
+    watcher = Heard()
     run = RunDir.create(tmp_path, "tiny", "run")
-    journal = RunJournal(run, make_plan(changed(micro, "train", steps=200)), Watcher())
+    journal = RunJournal(run, make_plan(changed(micro, "train", steps=200)), watcher)
     journal.begin(1, 0, Course())
     ended_s = time.monotonic()
     for step in range(1, 101):
@@ -186,24 +186,19 @@ def test_console_and_monitor_agree_on_speed_and_time_left(micro, tmp_path, monke
         journal.steps(Reading([(row, ended_s)], StepWindow()), Course(), report=True)
     shown = RunWatcher(run).look(0.0)
     journal.end("stopped", 100)
-    assert seen[-1].eta_s == pytest.approx(100 * (1.0 + 0.2), rel=0.05)
-    assert seen[-1].eta_s == pytest.approx(shown.eta_s, rel=0.001)
-    assert seen[-1].images_per_s == pytest.approx(shown.view.images_per_s)
-    assert seen[-1].loss == pytest.approx(shown.view.loss_now)
+    assert watcher.seen[-1].eta_s == pytest.approx(100 * (1.0 + 0.2), rel=0.05)
+    assert watcher.seen[-1].eta_s == pytest.approx(shown.eta_s, rel=0.001)
+    assert watcher.seen[-1].images_per_s == pytest.approx(shown.view.images_per_s)
+    assert watcher.seen[-1].loss == pytest.approx(shown.view.loss_now)
 
 
 def test_the_last_report_of_an_epoch_shows_that_epochs_recall(micro, tmp_path, monkeypatch):
     monkeypatch.setattr("clipctl.training.journal.REPORT_INTERVAL_S", 0.0)
-    seen = []
-
-    class Watcher(Nobody):
-        def progress(self, progress):
-            seen.append(progress)
-
+    watcher = Heard()
     run = RunDir.create(tmp_path, "tiny", "run")
-    train(make_plan(micro), run, Watcher())
+    train(make_plan(micro), run, watcher)
     scores = {row["step"]: row["score"] for row in rows(run, "eval")}
-    assert {one.step: one.evaluation.score for one in seen if one.step in scores} == scores
+    assert {one.step: one.evaluation.score for one in watcher.seen if one.step in scores} == scores
 
 
 def test_a_process_that_is_not_the_writer_computes_the_same_and_writes_nothing(micro, tmp_path):
