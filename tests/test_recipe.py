@@ -130,6 +130,16 @@ def test_a_preset_or_a_model_of_ones_own_is_kept(shapes):
         assert config.train.epochs == 50 and config.train.steps is None
 
 
+def test_targets_are_smoothed_if_captions_have_few_pictures(shapes):
+    def smoothing(**asked):
+        return prepare(layer(**asked)).plan.config.train.label_smoothing
+
+    assert smoothing() == smoothing(layout="clip") == recipe.LABEL_SMOOTHING
+    assert smoothing(**shapes) == 0  # 120 pictures of six captions
+    assert smoothing(**{"train.label_smoothing": 0.05}) == 0.05
+    assert smoothing(**{"train.loss": "sigmoid"}) == smoothing(preset="tiny") == smoothing(recipe="plain") == 0
+
+
 def test_layout_clip_trains_what_other_libraries_know(shapes, pace):
     plan = prepare(layer(**shapes, layout="clip")).plan
     assert plan.config.model.image.is_clip_layout and plan.config.train.picture_term == 1.0

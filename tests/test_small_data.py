@@ -68,7 +68,7 @@ def test_convolutions_stay_exact_in_micro_batches(pool):
     found = []
     for micro_batch in (None, 5):
         state = fresh_state(config(**{"model.image.pool": pool}), open_device("cpu"), "fp32", 1)
-        state.picture_term, state.micro_batch = 1.0, micro_batch
+        state.picture_term, state.label_smoothing, state.micro_batch = 1.0, 0.1, micro_batch
         gradients(state, a_batch())
         found.append({name: parameter.grad for name, parameter in state.model.named_parameters()})
     for name, gradient in found[0].items():
@@ -107,11 +107,36 @@ def test_without_partners_it_is_nothing_and_has_no_slope():
     assert float(loss.detach()) == 0 and image.grad is not None and not image.grad.any()
 
 
-def test_the_reported_loss_stays_comparable_with_chance():
+@pytest.mark.parametrize("captions", ["equal", "different"])
+def test_smoothed_targets_are_those_of_torch(captions):
+    batch, smoothing = a_batch(), 0.2
+    if captions == "different":
+        batch = batch._replace(positives=None)
+    state = fresh_state(config(**{"train.label_smoothing": smoothing}), open_device("cpu"), "fp32", 1)
+    image, text, scale, _ = state.model(normalise(batch.images, batch.jitter), batch.tokens)
+    right = torch.eye(len(image)) if batch.positives is None else batch.positives.float()
+    logits = scale * image @ text.T
+    expected = sum(
+        F.cross_entropy(side, right / right.sum(dim=1, keepdim=True), label_smoothing=smoothing)
+        for side in (logits, logits.T)
+    )
+    wanted = torch.autograd.grad(expected / 2, list(state.model.parameters()))
+    gradients(state, batch)
+    for parameter, gradient in zip(state.model.parameters(), wanted, strict=True):
+        assert torch.norm(parameter.grad - gradient) <= 1e-5 * torch.norm(gradient) + 1e-9
+
+
+def test_smoothing_goes_with_the_softmax_loss_only():
+    with pytest.raises(ConfigError, match=r"train\.label_smoothing needs train\.loss softmax"):
+        config(**{"train.label_smoothing": 0.1, "train.loss": "sigmoid"})
+
+
+@pytest.mark.parametrize("extra", ["picture_term", "label_smoothing"])
+def test_the_reported_loss_stays_comparable_with_chance(extra):
     reported = []
-    for weight in (0.0, 3.0):
+    for weight in (0.0, 0.5):
         state = fresh_state(config(), open_device("cpu"), "fp32", 1)
-        state.picture_term = weight
+        setattr(state, extra, weight)
         reported.append(float(gradients(state, a_batch()).loss))
     assert reported[0] == reported[1]
 

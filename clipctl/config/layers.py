@@ -383,6 +383,9 @@ def _contradictions(values: Mapping[str, Any], names: Mapping[str, str]) -> Iter
             f"{part} {loop.micro_batch} is larger than {whole} {loop.batch_size}",
             "a micro-batch is a part of a batch: leave it out to let memory decide",
         )
+    if loop.label_smoothing and loop.loss == "sigmoid":
+        smoothing, loss = (names.get(key, key) for key in ("train.label_smoothing", "train.loss"))
+        yield ConfigError(f"{smoothing} needs {loss} softmax", f"leave out either {smoothing} or {loss}")
     for name, tower in (("image", image), ("text", text)):
         if tower.width % tower.heads:
             fitting = [heads for heads in range(1, tower.width + 1) if tower.width % heads == 0]

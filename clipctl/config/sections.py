@@ -200,6 +200,8 @@ class LoopConfig:
     loss: LossName = "softmax"
     # Weight of the loss between pictures of equal captions, which then meet two by two in a batch; 0: none.
     picture_term: float = bounded(0.0, low=0.0, high=10.0)
+    # Share of a target's probability that is spread evenly over all pairs of the batch.
+    label_smoothing: float = bounded(0.0, low=0.0, high=0.9)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -67,6 +67,7 @@ class TrainState:
     precision: str
     grad_clip: float | None
     picture_term: float = 0.0  # weight of the loss between pictures
+    label_smoothing: float = 0.0  # share of a target's probability that all pairs of the batch get
     loss_scale: LossScale | None = None  # only in fp16
     compiled: bool = False
     micro_batch: int | None = None  # pairs whose activations are kept at a time; None: the whole batch
@@ -107,6 +108,7 @@ def fresh_state(
         precision=precision,
         grad_clip=config.optim.grad_clip,
         picture_term=config.train.picture_term,
+        label_smoothing=config.train.label_smoothing,
         loss_scale=LossScale(device.image) if precision == "fp16" else None,
         compiled=config.runtime.compile,
         micro_batch=config.train.micro_batch,

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -16,6 +17,7 @@ from clipctl.model.loss import (
     LOSS_SHARES,
     LOSSES,
     Embeddings,
+    Positives,
     accuracy_share,
     batch_accuracy,
     picture_loss,
@@ -205,11 +207,7 @@ class _Contrast:
         if positives is not None:
             positives = positives.to(state.device.image, non_blocking=True)
         embeddings = self._leaves(image, text)
-        loss = LOSSES[state.loss](embeddings, positives)
-        whole = loss
-        if state.picture_term and positives is not None:
-            # The loss is reported without the picture term, so that it stays comparable with chance.
-            whole = loss + state.picture_term * picture_loss(embeddings.image, positives)
+        loss, whole = self._losses(embeddings, positives)
         with torch.no_grad():
             accuracy = batch_accuracy(embeddings, positives)
         self._result = BatchResult(loss.detach(), accuracy, embeddings.scale.detach())
@@ -218,7 +216,7 @@ class _Contrast:
     def _together(self, image: Tensor, text: Tensor, mark: Mark) -> tuple[Tensor, ...]:
         """Every process has some pairs (rows). It asks for those only, but among the embeddings of all; the sum of
         what all processes find is the loss of the whole batch, and the sum of their slopes its slope."""
-        state, world = self._state, self._state.world
+        world = self._state.world
         assert world is not None and self._batch.keys is not None
         keys = self._batch.keys
         rows, counts = self._once("place", lambda: world.place_of(len(image)))
@@ -229,10 +227,7 @@ class _Contrast:
         positives = positive_rows(all_keys, rows)
         mark("communication")
         embeddings = self._leaves(*everything.tensor_split(2, dim=1))
-        loss = LOSS_SHARES[state.loss](embeddings, rows, positives)
-        whole = loss
-        if state.picture_term and positives is not None:
-            whole = loss + state.picture_term * picture_share(embeddings.image, rows, positives)
+        loss, whole = self._losses(embeddings, positives, rows)
         with torch.no_grad():
             accuracy = accuracy_share(embeddings, rows, positives)
         slopes = self._grad(whole, embeddings)
@@ -243,6 +238,24 @@ class _Contrast:
         self._exchanged.clear()
         self._result = BatchResult(loss_and_accuracy[0], loss_and_accuracy[1], embeddings.scale.detach())
         return (*summed.tensor_split(2, dim=1), *slopes[2:])
+
+    def _losses(self, embeddings: Embeddings, positives: Positives, rows: slice | None = None) -> tuple[Tensor, Tensor]:
+        """The loss of some rows of the batch, or of all, and what is minimised: the same with smoothed targets, plus
+        the loss between pictures. The loss alone is reported: it stays comparable with chance."""
+        state, image = self._state, embeddings.image
+        if rows is None:
+            loss_of, between_pictures = partial(LOSSES[state.loss], embeddings), partial(picture_loss, image)
+        else:
+            loss_of = partial(LOSS_SHARES[state.loss], embeddings, rows)
+            between_pictures = partial(picture_share, image, rows)
+        loss = whole = loss_of(positives)
+        if state.label_smoothing:
+            # Cross-entropy is linear in its targets: those that are right, and all pairs evenly.
+            evenly = torch.ones(len(image[rows or slice(None)]), len(image), dtype=torch.bool, device=image.device)
+            whole = torch.lerp(loss, loss_of(evenly), state.label_smoothing)
+        if state.picture_term and positives is not None:
+            whole = whole + state.picture_term * between_pictures(positives)
+        return loss, whole
 
     def _once(self, what: str, exchange: Callable[[], T]) -> T:
         """What an exchange found: if memory runs out after it, the others have gone on to the next."""

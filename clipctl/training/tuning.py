@@ -52,6 +52,7 @@ def tuning_settings(traits: Traits, base: Found, asked: TuneConfig, keys: set[st
     batch_size = max(MIN_BATCH, min(MAX_BATCH, pictures // MIN_STEPS_PER_EPOCH))
     tower = cost.image_parameters(model.image, model.embed_dim)
     values: dict[str, Any] = {"train.batch_size": batch_size, "optim.weight_decay": 0.1, "save.every": "1min"}
+    values["train.label_smoothing"] = 0.0  # its temperature is that of unsmoothed targets
     words = [f"starts from {base.identity.name}: evaluated before the first step; RUN@best never scores lower"]
     tune = asked
     if "tune.lock" not in keys and asked.lora is None and tower >= LARGE_TOWER and pictures < LOCKED_BELOW:

@@ -28,6 +28,7 @@ CASES = {
     "softmax": {},
     "sigmoid": {"train.loss": "sigmoid"},
     "picture term": {"train.picture_term": 0.5},
+    "smoothed": {"train.label_smoothing": 0.2, "train.picture_term": 0.5},
     "micro-batches": {"train.micro_batch": 3},
     "sigmoid in micro-batches": {"train.loss": "sigmoid", "train.micro_batch": 2, "train.picture_term": 0.5},
     "locked": {"tune.base": "any", "tune.lock": "image"},
