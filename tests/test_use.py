@@ -583,12 +583,31 @@ def test_an_index_made_with_a_model_from_the_hub_is_searched(invoke, folder, tmp
     from clipctl.interop.hub import Download
 
     assert invoke("checkpoint", "export", "colours", "--to", "transformers", "-o", "clip").exit_code == 0
-    monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(tmp_path / "clip", "0123abcd"))
+    asked = []
+
+    def download(name, **_):
+        asked.append(name)
+        return Download(tmp_path / "clip", "0123abcd")
+
+    monkeypatch.setattr("clipctl.interop.hub.download", download)
     done = invoke("embed", "openai/clip-vit-base-patch32", folder, "-o", "index")
     assert done.exit_code == 0, done.output
     found = invoke("search", "index", "a photo of a red", "--top", 1)
     assert found.exit_code == 0 and "/red/" in found.stdout, found.output
     assert "/red/" in clipctl.open_index("index").search("a photo of a red", top=1)[0].path
+    # The index names the commit: what the hub has under that name may change.
+    name = "openai/clip-vit-base-patch32"
+    assert asked == [name, *[f"{name}@0123abcd"] * 2]
+
+
+def test_a_run_may_have_the_name_of_a_folder_of_pictures(invoke, folder, tmp_path):
+    """Most likely the one that it was trained on."""
+    shutil.copytree(folder, tmp_path / "colours")
+    found = invoke("search", folder, "a photo of a red", "--model", "colours", "--top", 1)
+    assert found.exit_code == 0 and "/red/" in found.stdout, found.output
+    for command in ("show", "verify"):
+        done = invoke("checkpoint", command, "colours")
+        assert done.exit_code == 0 and "colours" in done.stdout, done.output
 
 
 def test_an_index_is_verified(invoke, folder, tmp_path):

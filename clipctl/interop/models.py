@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from clipctl.errors import CheckpointError, RunError
 from clipctl.interop import hub
-from clipctl.interop.foreign import ForeignModel, Hints, recognise
+from clipctl.interop.foreign import ForeignModel, Hints, has_weights, recognise
 from clipctl.interop.onnx_model import has_only_graphs
 from clipctl.model.weights import Identity, TrainedModel, identify, load_model
 from clipctl.progress import Tell, silent
@@ -36,8 +36,10 @@ def load_any(root: Path, text: str, hints: Hints | None = None, *, default: str 
     if isinstance(place, Checkpoint):
         return Found(load_model(place), identify(place), None, place.manifest.metrics)
     model = place.load()
-    name = text.removeprefix(hub.PREFIX) if revision else place.path.name
-    return Found(model, Identity(name, text if revision else str(place.path.absolute()), place.fingerprint), revision)
+    if revision is None:
+        return Found(model, Identity(place.path.name, str(place.path.absolute()), place.fingerprint))
+    name = text.removeprefix(hub.PREFIX).partition("@")[0]
+    return Found(model, Identity(name, f"{name}@{revision}", place.fingerprint), revision)
 
 
 def find_any(
@@ -50,7 +52,9 @@ def find_any(
             f"{path} has ONNX files, which can be used, but no weights to train or to export",
             "pass the model that it was exported from",
         )
-    if path.exists() and not RunDir.is_run(path) and not (path / MANIFEST).exists():
+    is_other = path.exists() and not RunDir.is_run(path) and not (path / MANIFEST).exists()
+    # A run may have the name of the folder that it was trained on, which then is not meant.
+    if is_other and (path.is_file() or has_weights(path) or not RunDir.is_run(root / text)):
         return recognise(path, hints), None
     if hub.is_name(text) and not path.exists():
         download = hub.download(text, tell=tell)
