@@ -579,6 +579,23 @@ def test_from_folder_to_search(invoke, folder):
     assert none.exit_code == 0 and "nothing above the threshold" in none.stdout
 
 
+def test_a_sheet_replaces_a_sheet_and_no_photograph(invoke, folder):
+    picture = folder / "red" / "00.png"
+    before = picture.read_bytes()
+    command = ("search", folder, "a photo of a red", "--model", "colours", "--sheet")
+    refused = invoke(*command, picture)
+    assert refused.exit_code == 2 and "not a contact sheet" in refused.output and picture.read_bytes() == before
+    for suffix in ("png", "jpg", "webp"):
+        for _ in range(2):
+            assert invoke(*command, f"sheet.{suffix}").exit_code == 0
+    assert invoke(*command, "none.png", "--threshold", 2).exit_code == 0 and not os.path.exists("none.png")
+
+
+def test_commands_to_type_next_are_quoted(invoke, folder):
+    done = invoke("embed", "colours", folder, "-o", "my index")
+    assert "clipctl search 'my index' " in done.stdout
+
+
 def test_an_index_made_with_a_model_from_the_hub_is_searched(invoke, folder, tmp_path, monkeypatch):
     from clipctl.interop.hub import Download
 
@@ -829,11 +846,14 @@ def test_evaluation_from_python_says_what_the_command_says(invoke, run, photos):
         (("search", "empty", "red"), 2, "is not an index"),
         (("search", "empty", " "), 2, "the query is empty"),
         (("search", "empty", "red", "--sheet", "x.doc"), 2, "unknown file type"),
-        (("search", "index-of-nothing", "red"), 2, "is not an index"),
+        (("search", "index-of-nothing", "red"), 2, "there is no index-of-nothing"),
         (("embed", "colours", "bad", "-o", "bad"), 2, "with other files in it"),
         (("data", "suspects", "colours", "--folds", "3", "--sheet", "x.doc"), 2, "unknown file type"),
         (("data", "suspects", "colours", "--folds", "3", "-o", "nowhere/x.csv"), 2, "there is no directory nowhere"),
         (("search", "empty", "red", "--sheet", "nowhere/x.png"), 2, "there is no directory nowhere"),
+        (("report", "colours", "-o", "captions.csv"), 2, "use captions.html"),
+        (("runs", "export", "colours", "--to", "csv", "-o", "bad/x.png"), 2, "bad/x.png is a file"),
+        (("train", "--detach", "--live"), 2, "contradict each other"),
         (("report", "colours", "-o", "nowhere/x.html"), 2, "there is no directory nowhere"),
         (("monitor", "colours", "--png", "nowhere/x.png"), 2, "there is no directory nowhere"),
         (("data", "inspect", "synthetic", "--sheet", "nowhere/x.png"), 2, "there is no directory nowhere"),
@@ -919,13 +939,17 @@ def test_the_csv_of_suspects_is_the_whole_data(invoke, tmp_path):
     trained = clipctl.train("walls/captions.csv", values)
     config = clipctl.load(trained.run).config.data
     for folds in (0, 2):
-        done = invoke("data", "suspects", trained.run, "--folds", folds, "-o", "suspects.csv", "--runs-dir", "runs")
+        name = f"suspects-{folds}.csv"
+        command = ("data", "suspects", trained.run, "--folds", folds, "-o", name, "--runs-dir", "runs")
+        done = invoke(*command)
         assert done.exit_code == 0, done.output
-        rows = list(csv.DictReader((tmp_path / "suspects.csv").open()))
+        again = invoke(*command)  # it may have been edited meanwhile
+        assert again.exit_code == 2 and f"{name} already exists" in again.output
+        rows = list(csv.DictReader((tmp_path / name).open()))
         assert len(rows) == 120 and sum(row["misfit"] == "" for row in rows) == 2 * (8 + 4 + 1)
         before, after = (
             read_data(replace(config, source=(place,), val_limit=limit))
-            for place, limit in (("walls/captions.csv", 12), ("suspects.csv", 12))
+            for place, limit in (("walls/captions.csv", 12), (name, 12))
         )
         for side in ("train", "val"):
             pairs = [

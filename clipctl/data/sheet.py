@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from PIL import Image, ImageDraw, ImageFont
+from PIL import ExifTags, Image, ImageDraw, ImageFont
 
 from clipctl.data.bad import BadPictureError
 from clipctl.data.inspection import sample_of
@@ -17,6 +17,7 @@ from clipctl.files import check_parent
 COLUMNS, ROWS = 6, 4
 PICTURE_PX, GAP_PX, LINE_PX = 160, 14, 14
 CAPTION_LINES = 4  # plus one for the name
+MADE_BY = "clipctl"
 SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
 FONTS = ("DejaVuSans.ttf", "Arial Unicode.ttf", "Arial.ttf", "Helvetica.ttc", "LiberationSans-Regular.ttf")
 _INK, _FAINT, _BAD = (40, 40, 40), (130, 130, 130), (160, 30, 30)
@@ -43,10 +44,20 @@ def source_sheet(source: Source, path: Path) -> None:
 
 
 def check_sheet(path: Path) -> None:
-    """Raise DataError if no picture can be saved under that name."""
+    """Raise DataError if no picture can be saved under that name. Only an older sheet is replaced: no photograph."""
     if path.suffix.lower() not in SUFFIXES:
         raise DataError(f"cannot write the sheet to {path}: unknown file type", f"use one of {', '.join(SUFFIXES)}")
     check_parent(path)
+    if path.exists() and not _is_sheet(path):
+        raise DataError(f"{path} exists, and is not a contact sheet by clipctl", "choose another name")
+
+
+def _is_sheet(path: Path) -> bool:
+    try:
+        with Image.open(path) as picture:
+            return picture.getexif().get(ExifTags.Base.Software) == MADE_BY
+    except Exception:  # whatever it is, it is no sheet
+        return False
 
 
 def write_sheet(cells: Sequence[Cell], path: Path) -> None:
@@ -68,8 +79,10 @@ def write_sheet(cells: Sequence[Cell], path: Path) -> None:
             draw.text((left, top + PICTURE_PX + 4 + line_number * LINE_PX), line, ink, font)
         name = _folded(cell.name, font)[0]
         draw.text((left, top + PICTURE_PX + 4 + len(lines) * LINE_PX), name, _FAINT, font)
+    exif = Image.Exif()
+    exif[ExifTags.Base.Software] = MADE_BY
     try:
-        sheet.save(path)
+        sheet.save(path, exif=exif)
     except OSError as error:
         raise DataError(
             f"cannot write the sheet to {path}: {error.strerror or error}", "pass a path that you can write to"

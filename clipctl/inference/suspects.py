@@ -88,6 +88,8 @@ def suspects(
     train on."""
     if csv is not None:
         files.check_parent(Path(csv))
+        if Path(csv).exists():  # captions, or an earlier list with corrections
+            raise ConfigError(f"{csv} already exists", "name another file")
     checkpoint = find_checkpoint(runs_root(runs_dir), str(run), default="best")
     found = find_suspects(checkpoint, folds, tell, progress, as_table=csv is not None)
     if csv is not None:

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from clipctl.errors import CheckpointError, RunError
 from clipctl.interop import hub
-from clipctl.interop.foreign import ForeignModel, Hints, has_weights, recognise
+from clipctl.interop.foreign import ForeignModel, Hints, recognise
 from clipctl.interop.onnx_model import has_only_graphs
 from clipctl.model.weights import Identity, TrainedModel, identify, load_model
 from clipctl.progress import Tell, silent
@@ -53,8 +53,7 @@ def find_any(
             "pass the model that it was exported from",
         )
     is_other = path.exists() and not RunDir.is_run(path) and not (path / MANIFEST).exists()
-    # A run may have the name of the folder that it was trained on, which then is not meant.
-    if is_other and (path.is_file() or has_weights(path) or not RunDir.is_run(root / text)):
+    if is_other and not RunDir.is_named(root, text):
         return recognise(path, hints), None
     if hub.is_name(text) and not path.exists():
         download = hub.download(text, tell=tell)

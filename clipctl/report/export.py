@@ -45,9 +45,16 @@ def flat(row: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
+def _make(directory: Path) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"{directory} is a file", "name a directory to write to") from None
+
+
 def export_csv(run: RunDir, directory: Path) -> list[Path]:
     """One file for each kind of row, with a column for every key that occurs."""
-    directory.mkdir(parents=True, exist_ok=True)
+    _make(directory)
     columns: dict[str, dict[str, None]] = {}  # in the order in which they first occur
     for row in valid_rows(run):
         columns.setdefault(str(row.get("kind")), {}).update(dict.fromkeys(flat(row)))
@@ -74,7 +81,7 @@ def export_tensorboard(run: RunDir, directory: Path) -> list[Path]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         raise ConfigError("this needs tensorboard", "pip install 'clipctl[tensorboard]'") from None
-    directory.mkdir(parents=True, exist_ok=True)
+    _make(directory)
     with SummaryWriter(str(directory)) as writer:
         for row in valid_rows(run):
             kind = KINDS.get(str(row.get("kind")))

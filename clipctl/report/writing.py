@@ -36,6 +36,8 @@ def write_report(
     check_parent(out)
     if plot:
         check_plot(plot, out)
+    elif out.suffix.lower() not in (".html", ".htm"):
+        raise ConfigError(f"a report is an HTML file, and {out} would not be one", f"use {out.with_suffix('.html')}")
     found = [RunDir.find(runs_root(runs_dir), name) for name in names]
     histories = [History.read(run, time.monotonic()) for run in found]
     if plot:

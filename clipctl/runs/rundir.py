@@ -159,7 +159,8 @@ class RunDir:
     def create(cls, root: Path, preset: str, name: str | None = None) -> "RunDir":
         """A new directory, locked by this process until `release` or until it exits."""
         path = root / (check_name(name) if name else new_name(preset))
-        taken = RunError(f"run already exists: {path}", "choose another --name, or leave out --name")
+        go_on = f"to continue it: clipctl train --resume {path.name}"
+        taken = RunError(f"run already exists: {path}", f"choose another --name, or leave out --name; {go_on}")
         if path.exists() and not cls._is_stillborn(path):
             raise taken
         try:
@@ -243,6 +244,12 @@ class RunDir:
         raise RunError(f"there is no run {text!r} in {root}", f"{guess}runs there, newest first: {_some(newest)}")
 
     @classmethod
+    def is_named(cls, root: Path, text: str) -> bool:
+        """Whether this is exactly the name of a run. Then it is the run, not a directory of that name in the current
+        one, such as the one that it was trained on: that is ./NAME."""
+        return Path(text).name == text and cls.is_run(root / text)
+
+    @classmethod
     def all(cls, root: Path) -> "list[RunDir]":
         """Every run in a directory, sorted by name, which starts with the time if clipctl made it."""
         found = sorted(root.glob("*/config.yaml"))
@@ -277,7 +284,10 @@ class RunDir:
         except Timeout:
             owner = self.status()
             who = f" by process {owner.pid} on {owner.host}" if owner else ""
-            raise RunError(f"{self.path} is in use{who}", f"watch it with: clipctl monitor {self.handle}") from None
+            raise RunError(
+                f"{self.path} is in use{who}",
+                f"watch it: clipctl monitor {self.handle}; or stop it first: clipctl stop {self.handle}",
+            ) from None
         except IsADirectoryError:
             raise RunError(f"{self.lock_file} is a directory", f"remove it: rm -r {self.lock_file}") from None
 

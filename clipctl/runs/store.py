@@ -299,7 +299,7 @@ def find_checkpoint(root: Path, text: str, default: str = "last") -> Checkpoint:
     path = Path(text)
     if DIRECTORY_NAME.fullmatch(path.name) or os.path.exists(path / MANIFEST):
         return read_checkpoint(path)
-    if os.path.exists(path) and not RunDir.is_run(path) and not RunDir.is_run(root / text):
+    if os.path.exists(path) and not RunDir.is_run(path) and not RunDir.is_named(root, text):
         hint = "name one as RUN@best, RUN@last, RUN@STEP, or by its step-… directory"
         raise RunError(f"{text} is neither a checkpoint nor a run", hint)
     named, which = parse_reference(root, text)

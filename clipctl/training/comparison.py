@@ -58,6 +58,11 @@ def compare_settings(
 def compare_lengths(checkpoint: Checkpoint, before: TrainConfig, plan: TrainPlan) -> Iterator[str]:
     total_steps = plan.schedule.total_steps
     old_total = before.train.steps or before.train.epochs * plan.schedule.steps_per_epoch
+    if total_steps < checkpoint.step:
+        raise ConfigError(
+            f"the run has already made {checkpoint.step} steps, more than the {total_steps} it would have now",
+            "leave out what shortens it; RUN@STEP names an earlier checkpoint",
+        )
     if total_steps != old_total:
         rates = [lr_at(checkpoint.step + 1, total, plan.config.optim) for total in (old_total, total_steps)]
         yield (

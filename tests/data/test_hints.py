@@ -124,6 +124,15 @@ def test_no_place_for_a_sheet(photos):
     check(lambda: source_sheet(DRAWN, photos / "none" / "x.png"), "none", "x.png", kind=ConfigError)
 
 
+def test_a_table_that_exists_is_not_overwritten_by_a_hint(photos, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("captions.csv", "new-captions.csv"):
+        with pytest.raises(DataError) as caught:
+            opened(photos)
+        assert caught.value.hint.endswith(f" > {name}")
+        (tmp_path / "captions.csv").write_text("image,caption\n")
+
+
 def test_a_table_that_is_gone_is_no_dataset_on_the_hub(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name, words in (("nope/x.csv", "pass its new location"), ("nope/birds", "hf download")):

@@ -186,6 +186,13 @@ def test_more_epochs_are_taken_and_their_effect_is_said(finished):
     assert yaml.safe_load(finished.config_file.read_text())["train"]["epochs"] == 9
 
 
+def test_fewer_epochs_than_were_made_are_refused(finished):
+    before = finished.config_file.read_text()
+    code, _, stderr = finish(start(finished.path.parent, "--resume", "run", "--epochs", "2"))
+    assert code == 2 and "has already made" in stderr
+    assert finished.config_file.read_text() == before
+
+
 def test_an_older_step_can_be_chosen(finished):
     steps = [checkpoint.step for checkpoint in CheckpointStore(finished).all()]
     code, _, stderr = finish(start(finished.path.parent, "--resume", f"run@{steps[0]}", "--dry-run"))

@@ -1,5 +1,6 @@
 """clipctl embed"""
 
+import shlex
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,7 @@ def embed(
     words += f", {done.forgotten:,} forgotten" if done.forgotten else ""
     answer = output.data()
     answer.print(output.plain(words), soft_wrap=True)
-    answer.print(output.plain(f"\n  clipctl search {out} 'what to look for'"), soft_wrap=True)
+    answer.print(output.plain(f"\n  clipctl search {shlex.quote(str(out))} 'what to look for'"), soft_wrap=True)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """clipctl search"""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +49,7 @@ def search(
         for query, rows, scores in zip(queries, found.rows, found.scores, strict=True)
         for rank, (row, score) in enumerate(zip(rows, scores, strict=True), start=1)
     ]
-    if sheet:
+    if sheet and results:
         write_results(results, store.manifest, sheet)
         output.prose().print(f"wrote {sheet}", markup=False)
     if json:
@@ -70,10 +71,13 @@ def opened(
     if is_store(index):
         store = EmbeddingStore.open(index)
         return store, model_of(store, model, runs_dir=runs_dir, device=device)
+    if not index.exists():
+        raise DataError(f"there is no {index}", "pass an index of embeddings, or a folder of pictures and --model")
     if model is None:
+        place = shlex.quote(str(index))
         raise DataError(
             f"{index} is not an index of embeddings",
-            f"search its pictures with --model MODEL, or make an index: clipctl embed MODEL {index} -o INDEX",
+            f"search its pictures with --model MODEL, or make an index: clipctl embed MODEL {place} -o INDEX",
         )
     embedder = load(model, runs_dir=runs_dir, device=device)
     with work_kept():

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from clipctl.cli import options, output
 from clipctl.cli.startup import LightCommand
+from clipctl.errors import ConfigError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -63,6 +64,8 @@ def train(
         return
     root, console = runs_root(runs_dir), output.prose()
     check_length(asked)
+    if detach and live:
+        raise ConfigError("--detach and --live contradict each other", "leave out either; watch with clipctl monitor")
     if resume is None:
         check_settings(asked)  # what was mistyped is said before torch is loaded
     show_notes(ambiguities(asked))

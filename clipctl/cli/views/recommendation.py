@@ -87,7 +87,10 @@ def _candidate_table(answer: Recommendation) -> Text:
 def _interval(estimate: Estimate | None) -> str:
     if estimate is None:
         return "–"
-    return f"{units.seconds(estimate.value)} ± {max(1, round(100 * (estimate.high / estimate.value - 1)))}%"
+    share = estimate.high / estimate.value - 1
+    if share >= 1:  # as ± it would reach below nothing
+        return f"{units.seconds(estimate.low)} to {units.seconds(estimate.high)}"
+    return f"{units.seconds(estimate.value)} ± {max(1, round(100 * share))}%"
 
 
 def _memory_words(one: Candidate) -> str:

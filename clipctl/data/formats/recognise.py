@@ -231,7 +231,8 @@ def _nothing_found(root: Path, found: Survey, hints: Hints) -> DataError:
         return DataError(
             f"{root} contains no pictures: found {what}; looked for {looked_for}", _packed(root, found) or PASS_FOLDER
         )
-    way_out = f"make a table and fill in the captions: clipctl data template {shlex.quote(str(root))} > captions.csv"
+    table = "new-captions.csv" if os.path.lexists("captions.csv") else "captions.csv"  # the shell would empty it
+    way_out = f"make a table and fill in the captions: clipctl data template {shlex.quote(str(root))} > {table}"
     if ".xlsx" in found.suffixes:
         way_out = "if the captions are in the .xlsx file, save it as CSV"
     return DataError(f"{root} has {found.pictures:,} pictures and no captions; looked for {looked_for}", way_out)

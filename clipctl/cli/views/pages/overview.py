@@ -149,7 +149,7 @@ def loss_frame(scene: Scene, width: int, height: int) -> list[Text]:
     if scene.cursor_step is not None:
         return framed("loss", body, width, height, palette, at_cursor(scene, "loss"))
     words = [("◆", palette.found[-1], "validation")] if scene.view.evaluations else []
-    words += [("┄", palette.dim, "chance")] if shown_level(curves, axes) is not None else []
+    words += [("┄", palette.dim, "chance in training")] if shown_level(curves, axes) is not None else []
     lines = [("⣿", palette.raw, "each step"), ("━", palette.smooth[0], "median")]
     kept = (lines + words, words) if scene.options.has_colours else (words,)  # the lines differ in colour only
     return framed("loss", body, width, height, palette, *(key_to(scene, one) for one in kept))
