@@ -103,7 +103,8 @@ TOWER_KEYS = {"preset", *(f"model.image.{name}" for name in ("stem", "pool", "de
 RUNGS = (Rung(24, 128), Rung(32, 128), Rung(48, 128), Rung(64, 128), Rung(64, 192), Rung(96, 192), Rung(128, 256))
 # A single patch of all pixels is a perceptron in CLIP's clothes; few large patches come next.
 CLIP_RUNGS = (Rung(16, 256, 16, 2), Rung(32, 256, 16, 2), Rung(48, 256, 16, 3), Rung(64, 256, 16, 4))
-WANTED_PASSES = 70  # over the pictures: the largest tower that gets so many is the best one
+# Passes over the pictures: the largest tower that gets so many is the best one. Photographs gain more by more pixels.
+WANTED_PASSES, WANTED_PASSES_OF_DRAWINGS = 70, 100
 PASSES_TO_LEARN = 14  # on icons, R@1 after p passes was close to 1 - exp(-p / 14) of what it came to
 
 # Without --time nothing is measured, so that the same command gives the same model: a budget for two cores of a laptop.
@@ -284,7 +285,8 @@ class _Planner:
     def _choose(self, epoch_s: Sequence[float], time_s: float) -> int:
         """The highest rung that still makes enough passes over the pictures in this time."""
         passes = [time_s / one for one in epoch_s]
-        chosen = max((place for place, count in enumerate(passes) if count >= WANTED_PASSES), default=0)
+        wanted = WANTED_PASSES_OF_DRAWINGS if self.traits.are_drawings else WANTED_PASSES
+        chosen = max((place for place, count in enumerate(passes) if count >= wanted), default=0)
         self.choices = tuple(
             Alternative(str(rung), count, time_s, is_chosen=place == chosen)
             for place, (rung, count) in enumerate(zip(self.ladder, passes, strict=True))
