@@ -617,6 +617,18 @@ def test_an_index_made_with_a_model_from_the_hub_is_searched(invoke, folder, tmp
     assert asked == [name, *[f"{name}@0123abcd"] * 2]
 
 
+def test_an_index_finds_its_model_after_the_run_was_renamed(invoke, run, folder, tmp_path, monkeypatch):
+    shutil.copytree(run.path, tmp_path / "runs" / "colours")
+    monkeypatch.setenv("CLIPCTL_RUNS", "runs")
+    assert invoke("embed", "colours", folder, "-o", "index").exit_code == 0
+    assert invoke("runs", "rename", "colours", "paints").exit_code == 0
+    found = invoke("search", "index", "a photo of a red", "--top", 1)
+    assert found.exit_code == 0 and "/red/" in found.stdout, found.output
+    shutil.rmtree("runs/paints")
+    gone = invoke("search", "index", "a photo of a red")
+    assert gone.exit_code == 2 and "the model of this index is gone" in gone.output
+
+
 def test_a_run_may_have_the_name_of_a_folder_of_pictures(invoke, folder, tmp_path):
     """Most likely the one that it was trained on."""
     shutil.copytree(folder, tmp_path / "colours")

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from clipctl.config.sections import DataConfig
 from clipctl.data.bad import BadPictureError, too_few_held_out, too_many_bad
-from clipctl.data.catalog import Data, is_classes, leakage_of, read_data, too_few_pairs
+from clipctl.data.catalog import Data, is_classes, leakage_notes, leakage_of, read_data, too_few_pairs
 from clipctl.data.decoding import picture_size
 from clipctl.data.index.source import IndexedSource
 from clipctl.data.sampling import loss_floor, plan_epoch
@@ -154,7 +154,7 @@ def inspect_data(
         bad=bad,
         samples=[Sample(train.label(index), train.caption(index, 0)) for index in sample_of(train, SHOWN_PAIRS)],
         classes=len(np.unique(train.all_caption_keys())) if is_classes(train) else None,
-        notes=list(data.notes),
+        notes=[*data.notes, *leakage_notes(leakage._replace(captions=0))],
         problems=[f"{problem}; {problem.hint}" for problem in _problems(data, config, bad, len(looks))],
     )
 

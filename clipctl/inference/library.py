@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from clipctl.config.layers import Layer, resolve
 from clipctl.data.formats.rows import looks_like_picture
-from clipctl.errors import DataError
+from clipctl.errors import CheckpointError, DataError
 from clipctl.inference import labels as naming
 from clipctl.inference.comparison import Comparison, compare, prepare
 from clipctl.inference.embedder import Embedder, Picture, Vectors, load
@@ -19,6 +20,8 @@ from clipctl.inference.labels import Named
 from clipctl.inference.refresh import refresh
 from clipctl.inference.search import nearest, without
 from clipctl.interop import hub
+from clipctl.model.weights import identify
+from clipctl.runs.checkpoint import DIRECTORY_NAME, read_checkpoint
 
 
 class Match(NamedTuple):
@@ -78,14 +81,28 @@ def model_of(
 ) -> Embedder:
     """The model that an index was made with; `name`: what it is called now."""
     known = store.manifest.model.path
-    if name is None and not Path(known).exists() and not hub.is_name(known):
+    if name is None:
+        is_there = Path(known).exists() or hub.is_name(known)
+        name = known if is_there else _renamed(Path(known), store.manifest.model.fingerprint)
+    if name is None:
         raise DataError(
             f"the model of this index is gone: {known}",
-            "if its run was renamed or moved, name it: --model RUN@STEP; else embed the pictures again",
+            "if its run was moved, name it: --model RUN@STEP; else embed the pictures again",
         )
-    embedder = load(name or known, runs_dir=runs_dir, device=device)
+    embedder = load(name, runs_dir=runs_dir, device=device)
     store.check_model(embedder.identity.name, embedder.identity.fingerprint)
     return embedder
+
+
+def _renamed(known: Path, fingerprint: str) -> Path | None:
+    """The checkpoint with these weights, if its run has another name by now."""
+    if not DIRECTORY_NAME.fullmatch(known.name):
+        return None
+    for path in sorted(known.parent.parent.parent.glob(f"*/checkpoints/{known.name}")):
+        with suppress(CheckpointError):
+            if identify(read_checkpoint(path)).fingerprint == fingerprint:
+                return path
+    return None
 
 
 def classify(

@@ -158,22 +158,26 @@ class RunDir:
     @classmethod
     def create(cls, root: Path, preset: str, name: str | None = None) -> "RunDir":
         """A new directory, locked by this process until `release` or until it exits."""
-        path = root / (check_name(name) if name else new_name(preset))
-        go_on = f"to continue it: clipctl train --resume {path.name}"
-        taken = RunError(f"run already exists: {path}", f"choose another --name, or leave out --name; {go_on}")
-        if path.exists() and not cls._is_stillborn(path):
-            raise taken
+        path = cls.check_free(root, name if name else new_name(preset))
         try:
             path.mkdir(parents=True, exist_ok=True)
             run = cls(path)
             run.acquire()
             if not cls._is_stillborn(path):  # it came to life while we waited for the lock
                 run.release()
-                raise taken
+                raise _taken(path)
             run.checkpoints_dir.mkdir(exist_ok=True)
         except OSError as error:
             raise cannot_create(root, error) from None
         return run
+
+    @classmethod
+    def check_free(cls, root: Path, name: str) -> Path:
+        """Where a new run of this name would be; raises if there is one."""
+        path = root / check_name(name)
+        if path.exists() and not cls._is_stillborn(path):
+            raise _taken(path)
+        return path
 
     @staticmethod
     def _is_stillborn(path: Path) -> bool:
@@ -497,6 +501,11 @@ def cannot_create(root: Path, error: OSError) -> RunError:
         f"cannot create a run in {root}: {error.strerror or error}",
         "pass --runs-dir DIRECTORY or set CLIPCTL_RUNS to a place you can write to",
     )
+
+
+def _taken(path: Path) -> RunError:
+    go_on = f"to continue it: clipctl train --resume {path.name}"
+    return RunError(f"run already exists: {path}", f"choose another --name, or leave out --name; {go_on}")
 
 
 def check_name(name: str) -> str:

@@ -125,6 +125,8 @@ def prepare(
     long the user has been waiting already, which counts if the run has a time limit. `ranks`: how many processes are to
     train together."""
     config = layers.resolve(asked)
+    if name is not None:  # said before the data are read and the machine is timed
+        RunDir.check_free(runs_root(root), name)
     base = open_base(runs_root(root), config, asked, tell)
     if base is not None:
         asked = [base_layer(base), *asked]

@@ -186,6 +186,12 @@ def test_more_epochs_are_taken_and_their_effect_is_said(finished):
     assert yaml.safe_load(finished.config_file.read_text())["train"]["epochs"] == 9
 
 
+def test_a_name_that_is_taken_is_said_before_the_work_begins(finished):
+    for name, words in (("run", "run already exists"), ("", "not a valid run name")):
+        code, _, stderr = finish(start(finished.path.parent, f"--name={name}", "--dry-run"))
+        assert code == 2 and words in stderr
+
+
 def test_fewer_epochs_than_were_made_are_refused(finished):
     before = finished.config_file.read_text()
     code, _, stderr = finish(start(finished.path.parent, "--resume", "run", "--epochs", "2"))

@@ -42,7 +42,9 @@ def inspect(
             progress=progress,
             tell=tell,
         )
-    model_images_per_s = model_speed(asked, found.vocabulary)
+    # Which model a recipe chooses is not known before it is planned.
+    has_model = any("preset" in layer.values for layer in layers) or asked.recipe == "plain"
+    model_images_per_s = model_speed(asked, found.vocabulary) if has_model else None
     if sheet:
         source_sheet(opened.train, sheet)
         output.prose().print(f"wrote {sheet}", markup=False)
