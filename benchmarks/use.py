@@ -136,10 +136,11 @@ def suspects(asked, home):
     summary = json.loads(clipctl("train", place / "captions.csv", "--epochs", asked.epochs, "--json", home=home))
     trained_s = time.perf_counter() - started
     for folds in (0, 3):
+        table = home / f"suspects-{folds}.csv"
         started = time.perf_counter()
-        clipctl("data", "suspects", summary["run"], "--folds", folds, "-o", home / "suspects.csv", home=home)
+        clipctl("data", "suspects", summary["run"], "--folds", folds, "-o", table, home=home)
         seconds = time.perf_counter() - started
-        with (home / "suspects.csv").open(newline="") as file:
+        with table.open(newline="") as file:
             listed = [Path(row["filepath"]).name for row in csv.DictReader(file)]
         first = set(listed[: len(swapped)])
         print(f"suspects, {folds} folds: {len(first & swapped)} of {len(swapped)} swapped captions among the first")
