@@ -95,6 +95,7 @@ def test_documented_commands_are_accepted(command, monkeypatch, runs, place, tmp
     monkeypatch.setattr("clipctl.interop.hub.download", lambda name, **_: Download(place / "clip-vit-b32", "0123abcd"))
     for made in ("my-clip", "merged", "web", "mac"):
         shutil.rmtree(place / made, ignore_errors=True)
+    (place / "suspects.csv").unlink(missing_ok=True)
     is_use = bool(uses & set(command.split()))
     monkeypatch.chdir(place if is_use else tmp_path if {"--svg", "--save"} & set(command.split()) else ROOT)
     if command.startswith("clipctl runs r"):  # rm and rename

@@ -147,9 +147,8 @@ def _tabs(scene: Scene, room: int) -> Text:
 def footer(scene: Scene, width: int, height: int) -> list[Text]:
     """What to do next, each command unbroken in a line of its own; what is wrong, other runs, and the keys."""
     following = next_lines(scene)
-    # A command that is cut off is no use, if another is not.
-    following = [line for line in following if line.cell_len <= width] or following
-    following = following[: 1 if height < 12 else None]
+    if height < 12:  # room for one, if possible one that is not cut off
+        following = [*(line for line in following if line.cell_len <= width), *following][:1]
     limit = 1 if height < 20 else 3 if height < 30 else max(4, height // 6)
     words = wrapped(alerts(scene), width - 4 if height >= 30 else width, max(1, limit - len(following)))
     told = [*following, *words]
