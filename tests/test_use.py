@@ -858,7 +858,7 @@ def test_evaluation_from_python_says_what_the_command_says(invoke, run, photos):
         (("search", "empty", "red"), 2, "is not an index"),
         (("search", "empty", " "), 2, "the query is empty"),
         (("search", "empty", "red", "--sheet", "x.doc"), 2, "unknown file type"),
-        (("search", "index-of-nothing", "red"), 2, "there is no index-of-nothing"),
+        (("search", "index-of-nothing", "red"), 2, "no such file or directory: index-of-nothing"),
         (("embed", "colours", "bad", "-o", "bad"), 2, "with other files in it"),
         (("data", "suspects", "colours", "--folds", "3", "--sheet", "x.doc"), 2, "unknown file type"),
         (("data", "suspects", "colours", "--folds", "3", "-o", "nowhere/x.csv"), 2, "there is no directory nowhere"),

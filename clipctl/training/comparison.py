@@ -61,7 +61,7 @@ def compare_lengths(checkpoint: Checkpoint, before: TrainConfig, plan: TrainPlan
     if total_steps < checkpoint.step:
         raise ConfigError(
             f"the run has already made {checkpoint.step} steps, more than the {total_steps} it would have now",
-            "leave out what shortens it; RUN@STEP names an earlier checkpoint",
+            "train for longer than that, or resume an earlier checkpoint: --resume RUN@STEP",
         )
     if total_steps != old_total:
         rates = [lr_at(checkpoint.step + 1, total, plan.config.optim) for total in (old_total, total_steps)]

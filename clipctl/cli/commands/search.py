@@ -72,7 +72,9 @@ def opened(
         store = EmbeddingStore.open(index)
         return store, model_of(store, model, runs_dir=runs_dir, device=device)
     if not index.exists():
-        raise DataError(f"there is no {index}", "pass an index of embeddings, or a folder of pictures and --model")
+        raise DataError(
+            f"no such file or directory: {index}", "pass an index of embeddings, or a folder of pictures and --model"
+        )
     if model is None:
         place = shlex.quote(str(index))
         raise DataError(
